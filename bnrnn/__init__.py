@@ -1,0 +1,1 @@
+"""Batch normalization in recurrent networks: layers, recipes and evidence."""

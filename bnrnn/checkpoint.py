@@ -1,0 +1,60 @@
+"""Everything that a killed run needs to go on as if nothing had happened."""
+
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bnrnn.errors import BnrnnError
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write atomically, so that a kill leaves the previous checkpoint."""
+    partial = path.with_suffix(".tmp")
+    with partial.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """The state, on the CPU; None if there is none. Raises BnrnnError for a file that cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        raise BnrnnError(f"{path} cannot be read ({error}): remove it to begin the run again") from error
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every random generator, as tensors, numbers and lists."""
+    name, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest],
+        "python": random.getstate(),
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put every random generator back."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,69 @@
+"""What every recurrent layer shares: checks of the input, the initial state, and long sequences in bounded memory."""
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bnrnn.errors import BnrnnError
+
+# Elements of the input product (T, B, G) that are held at once where no gradient needs them: 256 MiB of float32.
+MAX_PRODUCT_SIZE = 2**26
+
+State = tuple[Tensor, ...]
+
+
+class RecurrentLayer(nn.Module):
+    """One layer, one direction: `y, state = layer(x, state=None, t_start=0)`.
+
+    x is (T, B, I), y is (T, B, H), the state a tuple of (B, H), zeros if not given. A sequence may be fed in pieces by
+    passing the state on and the number of steps already seen as t_start (it selects the population statistics).
+    Subclasses set `num_gates`, `state_names` and `scan`.
+    """
+
+    num_gates: ClassVar[int]
+    state_names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.weight_ih = nn.Parameter(torch.empty(self.num_gates * hidden_size, input_size))
+        self.weight_hh = nn.Parameter(torch.empty(self.num_gates * hidden_size, hidden_size))
+
+    def reset_parameters(self) -> None:
+        """Uniform in ±1/sqrt(H), as torch.nn.LSTM; scales and shifts of normalizations keep their own start."""
+        bound = self.hidden_size**-0.5
+        for name, parameter in self.named_parameters(recurse=False):
+            if name.startswith(("weight", "bias")):
+                nn.init.uniform_(parameter, -bound, bound)
+
+    def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
+        """Run the recurrence over x (T, B, I) from the state; see bnrnn.scan."""
+        raise NotImplementedError
+
+    def forward(
+        self, x: Float[Tensor, "T B I"], state: State | None = None, t_start: int = 0
+    ) -> tuple[Float[Tensor, "T B H"], State]:
+        """Raises BnrnnError for an empty sequence, a wrong input size, or a NaN or infinity in x."""
+        self._check(x)
+        if state is None:
+            state = tuple(x.new_zeros(x.shape[1], self.hidden_size) for _ in self.state_names)
+        if torch.is_grad_enabled():
+            return self.scan(x, state, t_start)
+        length = max(1, MAX_PRODUCT_SIZE // (x.shape[1] * len(self.weight_ih)))
+        ys = []
+        for piece in x.split(length):
+            y, state = self.scan(piece, state, t_start)
+            t_start += len(piece)
+            ys.append(y)
+        return (ys[0] if len(ys) == 1 else torch.cat(ys)), state
+
+    def _check(self, x: Tensor) -> None:
+        if x.shape[2] != self.input_size:
+            raise BnrnnError(f"{type(self).__name__} expects x of shape (T, B, {self.input_size}), got {tuple(x.shape)}")
+        if len(x) == 0:
+            raise BnrnnError("the sequence has length 0: x must be (T, B, I) with T of at least 1")
+        if not x.isfinite().all():
+            t, b, _ = (~x.isfinite()).nonzero()[0].tolist()
+            raise BnrnnError(f"x has a NaN or infinity, first at time step {t} of sequence {b} of the batch")

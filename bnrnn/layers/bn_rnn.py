@@ -1,0 +1,45 @@
+"""Batch-normalized tanh RNN, Cooijmans et al. 2016 (arXiv:1603.09025), section 4 and Fig. 1a.
+
+    h_t = tanh(BN(W_hh h_{t-1} + W_ih x_t; γ, β))
+
+One BN on the sum, unlike the BN-LSTM, as in the code released beside Fig. 1a.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from bnrnn.layers.base import RecurrentLayer, State
+from bnrnn.norm import SequenceBatchNorm, check_batch
+from bnrnn.scan.rnn import rnn_scan
+
+
+class BNRNN(RecurrentLayer):
+    """`y, (h,) = BNRNN(input_size, hidden_size, t_max)(x, state=None)`; arguments as BNLSTM."""
+
+    num_gates = 1
+    state_names = ("h",)
+
+    def __init__(
+        self, input_size: int, hidden_size: int, t_max: int, gamma_init: float = 0.1, eps: float = 1e-5
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        self.bn = SequenceBatchNorm(hidden_size, t_max, gamma_init, eps, beta=True)
+        self.reset_parameters()
+
+    def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
+        population = self.bn.population(t_start, len(x))
+        if population is None:
+            check_batch(x)
+        y, h, seen = rnn_scan(
+            F.linear(x, self.weight_ih),
+            *state,
+            self.weight_hh,
+            gamma=self.bn.gamma,
+            beta=self.bn.beta,
+            eps=self.bn.eps,
+            population=population,
+            collect=self.bn.average is not None,
+        )
+        if self.bn.average is not None and seen is not None:
+            self.bn.average.add(t_start, *seen)
+        return y, (h,)

@@ -1,0 +1,35 @@
+"""LSTM without normalization: the baseline of Cooijmans et al. 2016 (eqs. 3-5) and of Laurent et al. 2015."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bnrnn.layers.base import RecurrentLayer, State
+from bnrnn.scan.lstm import lstm_scan
+
+
+class LSTM(RecurrentLayer):
+    """i, f, g, o = W_ih x_t + W_hh h_{t-1} + b;  c_t = σ(f) c_{t-1} + σ(i) tanh(g);  h_t = σ(o) tanh(c_t + β_c).
+
+    `y, (h, c) = layer(x, state=None)`; equals torch.nn.LSTM with its two biases added.
+
+    Args:
+        t_max: accepted so that all layers are built alike; a layer without statistics needs none.
+        cell_bias: a trainable shift β_c of the cell output, as the released code's baseline has (D6); nn.LSTM has none.
+    """
+
+    num_gates = 4
+    state_names = ("h", "c")
+
+    def __init__(
+        self, input_size: int, hidden_size: int, t_max: int | None = None, bias: bool = True, cell_bias: bool = False
+    ) -> None:
+        super().__init__(input_size, hidden_size)
+        self.bias = nn.Parameter(torch.zeros(4 * hidden_size)) if bias else None
+        self.beta_c = nn.Parameter(torch.zeros(hidden_size)) if cell_bias else None
+        self.reset_parameters()
+
+    def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
+        gates_x = F.linear(x, self.weight_ih, self.bias)  # (T, B, 4H)
+        y, state, _ = lstm_scan(gates_x, *state, self.weight_hh, beta_c=self.beta_c)
+        return y, state

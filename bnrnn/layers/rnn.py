@@ -1,0 +1,24 @@
+"""Plain tanh RNN: the baseline beside Cooijmans et al. 2016, Fig. 1a, and of Laurent et al. 2015, appendix A."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bnrnn.layers.base import RecurrentLayer, State
+from bnrnn.scan.rnn import rnn_scan
+
+
+class RNN(RecurrentLayer):
+    """h_t = tanh(W_hh h_{t-1} + W_ih x_t + b);  `y, (h,) = layer(x, state=None)`; t_max is accepted and not needed."""
+
+    num_gates = 1
+    state_names = ("h",)
+
+    def __init__(self, input_size: int, hidden_size: int, t_max: int | None = None) -> None:
+        super().__init__(input_size, hidden_size)
+        self.bias = nn.Parameter(torch.zeros(hidden_size))
+        self.reset_parameters()
+
+    def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
+        y, h, _ = rnn_scan(F.linear(x, self.weight_ih, self.bias), *state, self.weight_hh)
+        return y, (h,)

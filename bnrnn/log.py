@@ -1,0 +1,121 @@
+"""Records and progress of a run: metrics.jsonl (the record), wandb (for people), one line or bar on the screen."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+Item = TypeVar("Item")
+
+
+class CountCells(Callback):
+    """Hydra callback: tells every cell of a sweep how many there are, in BNRNN_CELLS."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        sweeps = {str(k): f"{k}={v}" for k, v in (config.hydra.sweeper.get("params") or {}).items()}
+        sweeps |= {override.split("=")[0]: override for override in config.hydra.overrides.task}
+        overrides = OverridesParser.create().parse_overrides(list(sweeps.values()))
+        counts = [len(list(o.sweep_iterator())) for o in overrides if o.is_sweep_override()]
+        os.environ["BNRNN_CELLS"] = str(math.prod(counts))
+
+
+class RunLog:
+    """Where a run writes what happens; use as a context manager.
+
+    Args:
+        run_dir: folder of metrics.jsonl and of wandb's files.
+        title: shown before every line, such as "cell 3 of 12".
+        num_records: records to keep; later ones are about to be made again.
+        wandb_run: what wandb.init gave, or None.
+    """
+
+    def __init__(self, run_dir: Path, title: str = "", num_records: int = 0, wandb_run: Any = None) -> None:
+        self.path, self.title, self.wandb_run = run_dir / "metrics.jsonl", title, wandb_run
+        kept = read_jsonl(self.path)[:num_records]
+        partial = self.path.with_suffix(".tmp")
+        partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        os.replace(partial, self.path)
+        self.file = self.path.open("a")
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+        if self.wandb_run is not None:
+            self.wandb_run.finish(exit_code=0 if error[0] is None else 1)
+
+    def record(self, update: int, values: dict[str, float]) -> None:
+        """Append one record; wandb gets the same values at the same step."""
+        self.file.write(json.dumps({"update": update, **values}) + "\n")
+        self.file.flush()  # a killed process loses nothing that it has recorded
+        if self.wandb_run is not None:
+            self.wandb_run.log(values, step=update)
+
+    def say(self, text: str) -> None:
+        """One line for people."""
+        tqdm.write(f"{self.title} {text}".strip(), file=sys.stdout)
+        sys.stdout.flush()
+
+    def bar(self, total: int, initial: int = 0, what: str = "updates") -> tqdm:
+        """A progress bar on a terminal, nothing elsewhere."""
+        return tqdm(total=total, initial=initial, desc=f"{self.title} {what}".strip(), disable=None, leave=False,
+                    unit=" " + what, dynamic_ncols=True, smoothing=0.1)  # fmt: skip
+
+    def track(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
+        """Pass items on, with a bar."""
+        with self.bar(total, what=what) as bar:
+            for item in items:
+                yield item
+                bar.update()
+
+
+def start_wandb(cfg: DictConfig, config: dict[str, Any], run_dir: Path, run_name: str, run_id: str | None) -> Any:
+    """A wandb run beside metrics.jsonl, quiet and without looking around on the machine; None if it is disabled.
+
+    A resumed run is a second piece with the same id: wandb joins the pieces when they are synced.
+    """
+    if cfg.wandb.mode == "disabled":
+        return None
+    import wandb  # slow to import
+
+    settings = wandb.Settings(
+        silent=True,
+        console="off",
+        x_disable_stats=True,
+        x_disable_machine_info=True,
+        disable_git=True,
+        disable_code=True,
+        x_save_requirements=False,
+        x_transaction_log_flush_interval=1,  # seconds; what a kill may lose
+    )
+    return wandb.init(
+        mode=cfg.wandb.mode,
+        project=cfg.wandb.project,
+        group=cfg.name,
+        name=run_name or cfg.name,
+        id=run_id,
+        resume="allow" if cfg.wandb.mode == "online" else None,
+        config=config,
+        dir=run_dir,
+        settings=settings,
+    )
+
+
+def read_jsonl(path: Path) -> list[dict[str, float]]:
+    """The records of a metrics file, [] if there is none. A last line cut off by a kill is left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            records.append(json.loads(line))
+    return records

@@ -1,0 +1,231 @@
+"""The training loop of every paper: explicit, resumable at any update, and the same whether it was killed or not."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnrnn.checkpoint import random_state, set_random_state
+from bnrnn.data.base import Batch, SequenceData
+from bnrnn.log import RunLog
+from bnrnn.metrics import Scores, cross_entropy
+from bnrnn.norm import batch_statistics, estimate_population_statistics
+
+
+class Interrupted(Exception):
+    """SIGTERM or SIGINT arrived; the run was saved."""
+
+
+class Stop:
+    """Turns SIGTERM and SIGINT into a flag while used as a context manager; a second SIGINT interrupts at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __enter__(self) -> "Stop":
+        self.previous = {}
+        if threading.current_thread() is threading.main_thread():
+            self.previous = {n: signal.signal(n, self._receive) for n in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has arrived."""
+        if self.received is not None:
+            raise Interrupted(signal.Signals(self.received).name)
+
+
+@dataclass
+class TrainState:
+    """Where a run stands, beside its model, optimizer and random generators."""
+
+    run_id: str
+    commits: list[str]  # of the code of each piece of the run
+    update: int = 0
+    evaluated: int = 0  # update of the last evaluation
+    num_records: int = 0  # in metrics.jsonl
+    seconds: float = 0.0  # spent in updates
+    window: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # updates since the last record, sums
+    best: dict[str, Any] | None = None  # update, metrics and weights of the best evaluation
+    diverged: bool = False
+
+
+@dataclass
+class Trainer:
+    """One run: `fit` trains to the end of the budget, `evaluate` measures.
+
+    Args:
+        save: writes a checkpoint of the given content.
+        grad_clip: largest global norm of the gradient.
+        population_batch_size: batch in the pass that estimates population statistics.
+    """
+
+    model: nn.Module
+    data: SequenceData
+    optimizer: torch.optim.Optimizer
+    state: TrainState
+    log: RunLog
+    stop: Stop
+    save: Callable[[dict[str, Any]], None]
+    device: torch.device
+    seed: int
+    batch_size: int
+    population_batch_size: int
+    grad_clip: float
+    updates: int
+    eval_every: int
+    log_every: int
+    checkpoint_seconds: float
+    eval_batches: int | None = None
+    population_batches: int | None = None
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint holds; `restore` takes it back."""
+        return {
+            "state": dict(vars(self.state)),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "random": random_state(),
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        self.model.load_state_dict(snapshot["model"])
+        self.optimizer.load_state_dict(snapshot["optimizer"])
+        set_random_state(snapshot["random"])
+
+    def fit(self) -> None:
+        """Train; afterwards `state.best` is the best evaluation, unless `state.diverged`.
+
+        Raises Interrupted after a signal, with everything saved.
+        """
+        state, last_saved = self.state, time.monotonic()
+        window = torch.tensor(state.window, dtype=torch.float64, device=self.device)
+        batches = self._training_batches()
+        self.model.train()
+        with self.log.bar(self.updates, initial=state.update) as bar:
+            while not state.diverged:
+                try:
+                    self._evaluate_if_due()
+                    if state.update == self.updates:
+                        break
+                    started = time.monotonic()
+                    window += self._update(next(batches))
+                    state.update += 1
+                    state.window = window.tolist()
+                    state.seconds += time.monotonic() - started
+                    if state.update % self.log_every == 0:
+                        self._record_window()
+                        window.zero_()
+                    bar.update()
+                    bar.set_postfix_str(self._summary(), refresh=False)
+                    self.stop.check()
+                except Interrupted:
+                    self.save(self.snapshot())
+                    raise
+                if time.monotonic() - last_saved > self.checkpoint_seconds:
+                    self.save(self.snapshot())
+                    last_saved = time.monotonic()
+        self.save(self.snapshot())
+
+    def _training_batches(self) -> Iterator[Batch]:
+        """Batches from the present update on; the order is a function of seed and epoch alone."""
+        per_epoch = self.data.num_batches("train", self.batch_size)
+        epoch, start = divmod(self.state.update, per_epoch)
+        while True:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            yield from self.data.batches("train", self.batch_size, generator, start)
+            epoch, start = epoch + 1, 0
+
+    def _update(self, batch: Batch) -> Tensor:
+        """One optimizer step; returns (loss, gradient norm, 1) to be summed."""
+        batch = batch.to(self.device)
+        self.optimizer.zero_grad()
+        loss = cross_entropy(self.model(batch.inputs), batch.targets)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.grad_clip)
+        self.optimizer.step()
+        return torch.stack([loss.detach(), norm, torch.ones_like(norm)]).double()
+
+    def _record_window(self) -> None:
+        state = self.state
+        loss, norm, count = state.window
+        state.window = [0.0, 0.0, 0.0]
+        self._record({"train/loss": loss / count, "train/grad_norm": norm / count})
+        state.diverged = not math.isfinite(loss)
+
+    def _record(self, values: dict[str, float]) -> None:
+        self.log.record(self.state.update, {"seconds": round(self.state.seconds, 3), **values})
+        self.state.num_records += 1
+
+    def _evaluate_if_due(self) -> None:
+        """Validate with batch statistics, as the authors' model selection did (D7), and keep the best model."""
+        state = self.state
+        due = state.update % self.eval_every == 0 or state.update == self.updates
+        if not due or state.evaluated == state.update:
+            return
+        with batch_statistics(self.model):
+            metrics = self.evaluate("valid")
+        self._record(metrics)
+        state.evaluated = state.update
+        if state.best is None or metrics["valid/accuracy"] > state.best["metrics"]["valid/accuracy"]:
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+            state.best = {"update": state.update, "metrics": metrics, "model": weights}
+        self.log.say(f"update {state.update}: {self._summary()}, now {metrics['valid/accuracy']:.4f}")
+
+    def _summary(self) -> str:
+        state = self.state
+        loss, _, count = state.window
+        parts = [f"loss {loss / count:.3f}"] if count else []
+        if state.best is not None:
+            parts.append(f"best valid accuracy {state.best['metrics']['valid/accuracy']:.4f} @ {state.best['update']}")
+        return ", ".join(parts)
+
+    def evaluate(self, split: str) -> dict[str, float]:
+        """`<split>/loss` and `<split>/accuracy` in evaluation mode, without touching the random generators."""
+        scores = Scores()
+        with self._measuring():
+            for batch in self._pass(split, self.batch_size, self.eval_batches, split):
+                scores.add(self.model(batch.inputs), batch.targets)
+        return {f"{split}/{name}": value for name, value in scores.means().items()}
+
+    def estimate_population_statistics(self) -> None:
+        """One exact pass over the shuffled training set."""
+        with self._measuring():
+            passes = self._pass("train", self.population_batch_size, self.population_batches, "population statistics")
+            estimate_population_statistics(self.model, (batch.inputs for batch in passes))
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        devices = [self.device] if self.device.type == "cuda" else []
+        was_training = self.model.training
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            torch.manual_seed(self.seed)
+            self.model.eval()
+            try:
+                yield
+            finally:
+                self.model.train(was_training)
+
+    def _pass(self, split: str, batch_size: int, most: int | None, what: str) -> Iterator[Batch]:
+        total = self.data.num_batches(split, batch_size)
+        total = total if most is None else min(most, total)
+        shuffled = torch.Generator().manual_seed(self.seed) if split == "train" else None
+        batches = zip(range(total), self.data.batches(split, batch_size, shuffled), strict=False)
+        for _, batch in self.log.track(batches, total, what):
+            self.stop.check()
+            yield batch.to(self.device)

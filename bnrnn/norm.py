@@ -1,0 +1,184 @@
+"""Batch normalization of sequences with separate statistics at every time step.
+
+Cooijmans et al. 2016 (arXiv:1603.09025), section 3: minibatch statistics in training, population statistics in
+evaluation, both per time step, because the activations just after the start differ from those later on.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bnrnn.errors import BnrnnError
+
+
+def normalize(
+    x: Float[Tensor, "B F"],
+    gamma: Float[Tensor, " F"],
+    beta: Float[Tensor, " F"] | None,
+    eps: float,
+    mean: Float[Tensor, " F"] | None = None,
+    var: Float[Tensor, " F"] | None = None,
+) -> Float[Tensor, "B F"]:
+    """BN(x; gamma, beta) (eq. 2) with the given statistics, or with those of the batch (biased variance) for None."""
+    return F.batch_norm(x, mean, var, gamma, beta, training=mean is None, momentum=0.0, eps=eps)
+
+
+def check_batch(x: Float[Tensor, "T B F"]) -> None:
+    """Raise BnrnnError where a batch has no variance to normalize with."""
+    if x.shape[1] < 2:
+        raise BnrnnError(
+            f"batch statistics need at least 2 sequences, got a batch of {x.shape[1]}: use a larger batch, drop an "
+            "incomplete last one, or switch to population statistics with model.eval()"
+        )
+
+
+class SequenceBatchNorm(nn.Module):
+    """Batch normalization over the batch axis, separately at every time step; gamma and beta are shared over time.
+
+    Args:
+        num_features: F.
+        t_max: time steps with population statistics of their own; later steps use the last (section 4.1 of the paper).
+        gamma_init: initial scale. Cooijmans et al. use 0.1, so that tanh is fed the range where gradients survive.
+        eps: added to the variance.
+        beta: whether there is a trainable shift.
+
+    Buffers `pop_mean`, `pop_var` of shape (t_max, F) are NaN until `estimate_population_statistics` has filled them.
+    """
+
+    pop_mean: Tensor
+    pop_var: Tensor
+
+    def __init__(
+        self, num_features: int, t_max: int, gamma_init: float = 0.1, eps: float = 1e-5, beta: bool = False
+    ) -> None:
+        super().__init__()
+        if t_max < 1:
+            raise BnrnnError(f"t_max must be at least 1 (the training length), got {t_max}")
+        self.t_max, self.eps, self.gamma_init = t_max, eps, gamma_init
+        self.gamma = nn.Parameter(torch.full((num_features,), float(gamma_init)))
+        self.beta = nn.Parameter(torch.zeros(num_features)) if beta else None
+        self.register_buffer("pop_mean", torch.full((t_max, num_features), torch.nan))
+        self.register_buffer("pop_var", torch.full((t_max, num_features), torch.nan))
+        self.use_batch_statistics = False  # in evaluation; see `batch_statistics`
+        self.average: PopulationAverage | None = None  # set while population statistics are estimated
+
+    @property
+    def collecting(self) -> bool:
+        return self.average is not None
+
+    def population(self, t_start: int, num_steps: int) -> tuple[Tensor, Tensor] | None:
+        """Means and variances (num_steps, F) to normalize with from step t_start on; None: use those of the batch.
+
+        Raises BnrnnError in evaluation before the statistics were estimated.
+        """
+        if self.training:
+            self.pop_var.fill_(torch.nan)  # the weights are about to change, so earlier estimates no longer hold
+            return None
+        if self.use_batch_statistics or self.collecting:
+            return None
+        t = torch.arange(t_start, t_start + num_steps, device=self.pop_mean.device).clamp_max(self.t_max - 1)
+        mean, var = self.pop_mean[t], self.pop_var[t]
+        if var.isnan().any():
+            raise BnrnnError(
+                "evaluation needs population statistics, and none were estimated since the last training step: call "
+                "bnrnn.norm.estimate_population_statistics(model, training_inputs), or evaluate inside "
+                "bnrnn.norm.batch_statistics(model)"
+            )
+        return mean, var
+
+    def forward(
+        self, x: Float[Tensor, "T B F"], t_start: int = 0, shift: Float[Tensor, " F"] | None = None
+    ) -> Float[Tensor, "T B F"]:
+        """Normalize a whole sequence that begins at step t_start; `shift` is added as a beta from outside would be."""
+        population = self.population(t_start, len(x))
+        if population is None:
+            check_batch(x)
+        beta = self.beta if shift is None else shift
+        means, variances = population or ([None] * len(x), [None] * len(x))
+        # One batch_norm a step: five times faster here than var_mean over a middle axis.
+        steps = zip(x.unbind(0), means, variances, strict=True)
+        y = torch.stack([normalize(x_t, self.gamma, beta, self.eps, mean, var) for x_t, mean, var in steps])
+        if self.average is not None:
+            self.average.add(t_start, *moments(x))
+        return y
+
+
+def moments(x: Float[Tensor, "*T B F"]) -> tuple[Float[Tensor, "*T F"], Float[Tensor, "*T F"]]:
+    """Mean and biased variance over the batch, both detached."""
+    var, mean = torch.var_mean(x.detach(), dim=-2, correction=0)
+    return mean, var
+
+
+class PopulationAverage:
+    """Equal-weight average over batches of their means and variances, at each time step."""
+
+    def __init__(self, norm: SequenceBatchNorm) -> None:
+        self.mean = torch.zeros_like(norm.pop_mean, dtype=torch.float64)
+        self.var = torch.zeros_like(self.mean)
+        self.count = torch.zeros(norm.t_max, 1, dtype=torch.float64, device=self.mean.device)
+
+    def add(self, t_start: int, mean: Float[Tensor, "T F"], var: Float[Tensor, "T F"]) -> None:
+        """Count one batch from step t_start on; steps beyond t_max are left out."""
+        steps = slice(t_start, t_start + len(mean))
+        kept = len(self.mean[steps])
+        self.mean[steps] += mean[:kept]
+        self.var[steps] += var[:kept]
+        self.count[steps] += 1
+
+    def write(self, norm: SequenceBatchNorm) -> None:
+        """Store the averages; steps that no sequence reached repeat the last one that was."""
+        num_seen = int((self.count > 0).sum())
+        if num_seen == 0:
+            raise BnrnnError("no batch was given to estimate population statistics from")
+        t = torch.arange(norm.t_max, device=self.mean.device).clamp_max(num_seen - 1)
+        norm.pop_mean.copy_((self.mean / self.count)[t])
+        norm.pop_var.copy_((self.var / self.count)[t])
+
+
+def _norms(model: nn.Module) -> list[SequenceBatchNorm]:
+    return [module for module in model.modules() if isinstance(module, SequenceBatchNorm)]
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether batch and population statistics differ for this model."""
+    return bool(_norms(model))
+
+
+@contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Inside, `model.eval()` normalizes with the statistics of the batch at hand and leaves everything unchanged."""
+    norms = _norms(model)
+    for norm in norms:
+        norm.use_batch_statistics = True
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.use_batch_statistics = False
+
+
+@torch.no_grad()
+def estimate_population_statistics(model: nn.Module, inputs: Iterable[Tensor]) -> None:
+    """Fill every `pop_mean` and `pop_var` of the model from one exact pass over `inputs` (the training set).
+
+    Cooijmans et al. 2016, section 3: the average over minibatches of their estimates, per time step. The model runs in
+    evaluation mode (no dropout) with batch statistics, and is left in the mode it was in.
+    """
+    norms, was_training = _norms(model), model.training
+    model.eval()
+    for norm in norms:
+        norm.average = PopulationAverage(norm)
+    try:
+        for x in inputs:
+            model(x)
+        for norm in norms:
+            assert norm.average is not None
+            norm.average.write(norm)
+    finally:
+        for norm in norms:
+            norm.average = None
+        model.train(was_training)

@@ -1,0 +1,118 @@
+"""result.json: what a finished run was, and what it measured. It is written last and means *done*."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from bnrnn.errors import BnrnnError
+
+# Where and how a run is made, not what it is: no part of its identity, and of no concern to a reader elsewhere.
+WHERE = ("device", "num_threads", "checkpoint_seconds", "data_dir", "out_dir", "wandb")
+FILE = "result.json"
+
+
+@dataclass
+class Result:
+    """One finished run.
+
+    `status` is "finished" or "diverged" (a loss that is NaN or infinite); `metrics` has `<split>/<metric>` of the
+    selected model: `test/...` with population statistics, `..._batch_statistics` with those of the batch.
+    """
+
+    name: str
+    overrides: dict[str, str]
+    status: str
+    updates: int
+    best_update: int
+    metrics: dict[str, float]
+    seconds: float
+    num_parameters: int
+    commits: list[str]
+    environment: dict[str, Any]
+    config_hash: str
+    config: dict[str, Any]
+
+    def write(self, run_dir: Path) -> None:
+        write_json(run_dir / FILE, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> "Result":
+        """Raises BnrnnError for a file that is no result."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (json.JSONDecodeError, TypeError) as error:
+            raise BnrnnError(f"{path} is not a result that this version wrote ({error}): remove it to run again") from None
+
+
+def config_record(cfg: DictConfig) -> dict[str, Any]:
+    """The configuration that makes a run what it is, resolved, without where it ran."""
+    record = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(record, dict)
+    for key in WHERE:
+        record.pop(key, None)
+    record["data"].pop("data_dir", None)
+    return {str(k): v for k, v in record.items()}
+
+
+def config_hash(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_same_config(found: dict[str, Any], record: dict[str, Any], path: Path) -> None:
+    """Raise BnrnnError, naming the keys, if what lies at `path` was made with another configuration."""
+    if config_hash(found) == config_hash(record):
+        return
+    old, new = _flat(found), _flat(record)
+    changed = [f"{k}: {old.get(k)} there, {new.get(k)} now" for k in sorted(old | new) if old.get(k) != new.get(k)]
+    raise BnrnnError(
+        f"{path} was made with another configuration ({'; '.join(changed)}). Remove its folder to run again, or choose "
+        "another out_dir"
+    )
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    return {k: v for key, sub in tree.items() for k, v in _flat(sub, f"{prefix}.{key}".strip(".")).items()}
+
+
+def environment(device: torch.device, num_threads: int) -> dict[str, Any]:
+    """Versions and hardware that a number may depend on; no names of machines."""
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": device.type,
+        "hardware": hardware,
+        "num_threads": num_threads,
+    }
+
+
+def git_commit() -> str:
+    """The commit of the code that runs, with "+changes" if it was edited since; "unknown" outside a checkout."""
+    root = Path(__file__).parent.parent
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        edited = git("status", "--porcelain", "--", "bnrnn", "conf")
+        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if edited else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write atomically: the file is the old one or the new one, never half of one."""
+    partial = path.with_suffix(".tmp")
+    partial.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(partial, path)

@@ -1,0 +1,171 @@
+"""The only entry: configuration -> objects -> fit -> result.json.
+
+    python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
+"""
+
+import fcntl
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from bnrnn import checkpoint
+from bnrnn.errors import BnrnnError
+from bnrnn.log import RunLog, start_wandb
+from bnrnn.loop import Interrupted, Stop, Trainer, TrainState
+from bnrnn.norm import batch_statistics, has_batch_norm
+from bnrnn.results import FILE, Result, check_same_config, config_hash, config_record, environment, git_commit
+
+CHECKPOINT = "checkpoint.pt"
+MODEL = "model.pt"
+
+
+def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = None, title: str = "") -> Result:
+    """Train one cell in `run_dir`, or go on where it stopped, or return the result that is already there.
+
+    Raises BnrnnError for bad input, and Interrupted after SIGTERM or SIGINT, with everything saved.
+    """
+    record = config_record(cfg)
+    if (run_dir / FILE).exists():
+        result = Result.read(run_dir / FILE)
+        check_same_config(result.config, record, run_dir / FILE)
+        return result
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(run_dir):
+        return _train(cfg, record, run_dir, overrides or {}, title)
+
+
+def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: dict[str, str], title: str) -> Result:
+    torch.set_num_threads(cfg.num_threads)
+    device = choose_device(cfg.device)
+    checkpoint.seed_everything(cfg.seed)
+    data = instantiate(cfg.data)
+    sizes = {"input_size": data.input_size, "output_size": data.output_size, "t_max": data.t_max}
+    model = instantiate(cfg.model, **sizes).to(device)
+
+    state = TrainState(run_id=uuid.uuid4().hex[:12], commits=[git_commit()])
+    saved = checkpoint.load(run_dir / CHECKPOINT)
+    if saved is not None:
+        check_same_config(saved["config"], record, run_dir / CHECKPOINT)
+        commits = list(dict.fromkeys([*saved["state"]["commits"], *state.commits]))
+        state = TrainState(**{**saved["state"], "commits": commits})
+
+    wandb_run = start_wandb(cfg, record, run_dir, ",".join(f"{k}={v}" for k, v in overrides.items()), state.run_id)
+    with Stop() as stop, RunLog(run_dir, title, state.num_records, wandb_run) as log:
+        trainer = Trainer(
+            model=model,
+            data=data,
+            optimizer=instantiate(cfg.optim)(model.parameters()),
+            state=state,
+            log=log,
+            stop=stop,
+            save=lambda snapshot: checkpoint.save(run_dir / CHECKPOINT, {**snapshot, "config": record}),
+            device=device,
+            seed=cfg.seed,
+            batch_size=cfg.batch_size,
+            population_batch_size=cfg.population_batch_size,
+            grad_clip=cfg.grad_clip,
+            log_every=cfg.log_every,
+            checkpoint_seconds=cfg.checkpoint_seconds,
+            **{k: v for k, v in cfg.budget.items() if k != "name"},
+        )
+        if saved is not None:
+            trainer.restore(saved)
+        log.say(f"{run_dir}: {'resumed at' if saved else 'from'} update {state.update} of {cfg.budget.updates}, {device}")
+        trainer.fit()
+        metrics = {} if state.diverged else measure(trainer)
+        result = Result(
+            name=cfg.name,
+            overrides=overrides,
+            status="diverged" if state.diverged else "finished",
+            updates=state.update,
+            best_update=state.best["update"] if state.best else 0,
+            metrics=metrics,
+            seconds=round(state.seconds, 1),
+            num_parameters=sum(p.numel() for p in model.parameters()),
+            commits=state.commits,
+            environment=environment(device, cfg.num_threads),
+            config_hash=config_hash(record),
+            config=record,
+        )
+        if not state.diverged:
+            checkpoint.save(run_dir / MODEL, {"model": model.state_dict(), "config": record})
+        result.write(run_dir)
+        (run_dir / CHECKPOINT).unlink()
+        log.say(f"{result.status} at update {state.update}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
+    return result
+
+
+def measure(trainer: Trainer) -> dict[str, float]:
+    """Put the selected weights back and measure them: test with population statistics, and with the batch's beside."""
+    model, best = trainer.model, trainer.state.best
+    assert best is not None
+    model.load_state_dict(best["model"])
+    metrics = dict(best["metrics"])
+    if has_batch_norm(model):
+        with batch_statistics(model):
+            beside = trainer.evaluate("test")
+        metrics |= {f"{name}_batch_statistics": value for name, value in beside.items()}
+        trainer.estimate_population_statistics()
+    return metrics | trainer.evaluate("test")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a run: auto takes the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise BnrnnError(f"device={name} asks for a GPU and torch {torch.__version__} sees none: use device=cpu")
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise BnrnnError(f"device={name} is unknown: use auto, cpu or cuda")
+    return torch.device(name)
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Keep a second process out of the same cell; a killed process leaves no lock behind."""
+    with (run_dir / "run.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BnrnnError(f"{run_dir} is being trained by another process: wait for it or stop it") from None
+        yield
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="train")
+def main(cfg: DictConfig) -> None:
+    """One cell, as hydra runs it."""
+    job = HydraConfig.get()
+    excluded = job.job.config.override_dirname.exclude_keys
+    pairs = (override.lstrip("+").split("=", 1) for override in job.overrides.task)
+    overrides = {key: value for key, value in sorted(pairs) if key not in excluded}
+    total = os.environ.get("BNRNN_CELLS")
+    title = f"[cell {job.job.num + 1} of {total}]" if "num" in job.job and total else ""
+    train(cfg, Path(job.runtime.output_dir), overrides, title)
+
+
+def cli() -> None:
+    """Run main and report what a user can mend in one line; everything else is a bug and keeps its traceback."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let exceptions come here unchanged
+    try:
+        main()
+    except Interrupted as signal:
+        sys.exit(f"{signal}: saved; the same command goes on from here")
+    except (BnrnnError, HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, BnrnnError) else error
+        sys.exit(f"error: {cause}")
+
+
+if __name__ == "__main__":
+    cli()
