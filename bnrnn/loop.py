@@ -60,7 +60,8 @@ class TrainState:
     evaluated: int = 0  # update of the last evaluation
     num_records: int = 0  # in metrics.jsonl
     seconds: float = 0.0  # spent in updates
-    window: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # updates since the last record, sums
+    window: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))  # sums since the last record
+    loss: float = math.nan  # in the last record
     best: dict[str, Any] | None = None  # update, metrics and weights of the best evaluation
     diverged: bool = False
 
@@ -114,7 +115,7 @@ class Trainer:
         Raises Interrupted after a signal, with everything saved.
         """
         state, last_saved = self.state, time.monotonic()
-        window = torch.tensor(state.window, dtype=torch.float64, device=self.device)
+        state.window = state.window.to(self.device)  # stays there: reading it at every update would stall a GPU
         batches = self._training_batches()
         self.model.train()
         with self.log.bar(self.updates, initial=state.update) as bar:
@@ -124,15 +125,13 @@ class Trainer:
                     if state.update == self.updates:
                         break
                     started = time.monotonic()
-                    window += self._update(next(batches))
+                    state.window += self._update(next(batches))
                     state.update += 1
-                    state.window = window.tolist()
-                    state.seconds += time.monotonic() - started
                     if state.update % self.log_every == 0:
                         self._record_window()
-                        window.zero_()
+                        bar.set_postfix_str(self._summary(), refresh=False)
+                    state.seconds += time.monotonic() - started
                     bar.update()
-                    bar.set_postfix_str(self._summary(), refresh=False)
                     self.stop.check()
                 except Interrupted:
                     self.save(self.snapshot())
@@ -163,10 +162,11 @@ class Trainer:
 
     def _record_window(self) -> None:
         state = self.state
-        loss, norm, count = state.window
-        state.window = [0.0, 0.0, 0.0]
-        self._record({"train/loss": loss / count, "train/grad_norm": norm / count})
+        loss, norm, count = state.window.tolist()
+        state.window.zero_()
+        state.loss = loss / count
         state.diverged = not math.isfinite(loss)
+        self._record({"train/loss": state.loss, "train/grad_norm": norm / count})
 
     def _record(self, values: dict[str, float]) -> None:
         self.log.record(self.state.update, {"seconds": round(self.state.seconds, 3), **values})
@@ -189,8 +189,7 @@ class Trainer:
 
     def _summary(self) -> str:
         state = self.state
-        loss, _, count = state.window
-        parts = [f"loss {loss / count:.3f}"] if count else []
+        parts = [f"loss {state.loss:.3f}"]
         if state.best is not None:
             parts.append(f"best valid accuracy {state.best['metrics']['valid/accuracy']:.4f} @ {state.best['update']}")
         return ", ".join(parts)

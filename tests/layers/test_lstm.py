@@ -1,0 +1,71 @@
+import pytest
+import torch
+from torch import nn
+
+from bnrnn.errors import BnrnnError
+from bnrnn.layers.lstm import LSTM
+from tests.helpers import assert_near
+
+T, B, I, H = 7, 5, 3, 4
+
+
+def paired(dtype=torch.float64) -> tuple[LSTM, nn.LSTM]:
+    """Our layer and torch's with the same weights."""
+    ours, torchs = LSTM(I, H).to(dtype), nn.LSTM(I, H).to(dtype)
+    with torch.no_grad():
+        torchs.weight_ih_l0.copy_(ours.weight_ih)
+        torchs.weight_hh_l0.copy_(ours.weight_hh)
+        torchs.bias_ih_l0.copy_(ours.bias)
+        torchs.bias_hh_l0.zero_()
+    return ours, torchs
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_it_is_nn_lstm_in_outputs_and_gradients(dtype):
+    ours, torchs = paired(dtype)
+    x = torch.randn(T, B, I, dtype=dtype)
+    h, c = torch.randn(2, B, H, dtype=dtype).unbind(0)
+    weight = torch.randn(T, B, H, dtype=dtype)
+    results = []
+    for layer, lift in ((ours, lambda s: s), (torchs, lambda s: s.unsqueeze(0))):
+        inputs = [v.clone().requires_grad_() for v in (x, h, c)]
+        y, (h_n, c_n) = layer(inputs[0], tuple(lift(s) for s in inputs[1:]))
+        ((y * weight).sum() + h_n.sum() + c_n.square().sum()).backward()
+        grads = [p.grad for p in layer.parameters()][:3]
+        results.append([y, h_n.reshape(B, H), c_n.reshape(B, H), *(v.grad for v in inputs), *grads])
+    for name, out, ref in zip("y h c dx dh dc dweight_ih dweight_hh dbias".split(), *results, strict=True):
+        assert_near(name, ref, out)
+
+
+def test_the_cell_bias_shifts_only_the_output():
+    layer = LSTM(I, H, cell_bias=True).double()
+    x = torch.randn(1, B, I, dtype=torch.float64)
+    y0, (_, c0) = layer(x)
+    layer.beta_c.data.fill_(0.5)
+    y1, (_, c1) = layer(x)
+    assert torch.equal(c0, c1)
+    assert_near("h", y0 / c0.tanh() * (c0 + 0.5).tanh(), y1)
+
+
+def test_a_sequence_in_pieces_gives_what_it_gives_whole():
+    layer = LSTM(I, H).double()
+    x = torch.randn(T, B, I, dtype=torch.float64)
+    y, (h, c) = layer(x)
+    y1, state = layer(x[:3])
+    y2, (h2, c2) = layer(x[3:], state, t_start=3)
+    for name, ref, out in (("y", y, torch.cat([y1, y2])), ("h", h, h2), ("c", c, c2)):
+        assert_near(name, ref, out)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(0, B, I), "length 0"),
+        (torch.zeros(T, B, I + 1), r"expects x of shape \(T, B, 3\), got \(7, 5, 4\)"),
+        (torch.zeros(T, B, I).index_put((torch.tensor(4), torch.tensor(2)), torch.tensor(torch.nan)), "step 4 of seq"),
+        (torch.full((T, B, I), torch.inf), "NaN or infinity, first at time step 0 of sequence 0"),
+    ],
+)
+def test_bad_input_is_named(x, message):
+    with pytest.raises(BnrnnError, match=message):
+        LSTM(I, H)(x)
