@@ -1,0 +1,83 @@
+"""What a dataset is to the training loop, and what datasets of whole labelled sequences share."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+IGNORE = -100  # target of a step that is not scored
+
+
+class Batch(NamedTuple):
+    """Time-major inputs (T, B, I) and the class to predict at each step (T, B), IGNORE where nothing is scored."""
+
+    inputs: Float[Tensor, "T B I"]
+    targets: Int[Tensor, "T B"]
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.inputs.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
+
+
+class SequenceData(Protocol):
+    """Splits `train`, `valid` and `test` of sequences, with the sizes that a model needs to know."""
+
+    input_size: int
+    output_size: int
+    t_max: int
+
+    def num_batches(self, split: str, batch_size: int) -> int:
+        """Batches in one pass over the split; the last may be smaller."""
+        ...
+
+    def batches(
+        self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
+    ) -> Iterator[Batch]:
+        """One pass from batch `start` on: in order, or shuffled as `generator` decides."""
+        ...
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+class PixelSequences:
+    """Images read pixel by pixel in a fixed order and classified after the last one.
+
+    Args:
+        splits: for each split the images (N, P) as bytes and the labels (N,).
+        max_value: the byte that becomes 1.0.
+        order: index of the pixel to read at each step; None reads all of them in scanline order.
+        state_noise: noise on h_0 that this task asks of batch-normalized recurrences (see SequenceModel).
+    """
+
+    input_size = 1
+    output_size = 10
+
+    def __init__(
+        self,
+        splits: dict[str, tuple[UInt8[Tensor, "N P"], Int[Tensor, " N"]]],
+        max_value: float,
+        order: Int[Tensor, " T"] | None = None,
+        state_noise: float = 0.0,
+    ) -> None:
+        self.state_noise = state_noise
+        self.splits = {name: (x if order is None else x[:, order], y) for name, (x, y) in splits.items()}
+        self.max_value = max_value
+        self.t_max = self.splits["train"][0].shape[1]
+
+    def num_batches(self, split: str, batch_size: int) -> int:
+        return -(-len(self.splits[split][1]) // batch_size)
+
+    def batches(
+        self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
+    ) -> Iterator[Batch]:
+        images, labels = self.splits[split]
+        index = torch.arange(len(labels)) if generator is None else torch.randperm(len(labels), generator=generator)
+        for chosen in index.split(batch_size)[start:]:
+            inputs = (images[chosen].T.float() / self.max_value).unsqueeze(-1)  # (T, B, 1)
+            targets = torch.full(inputs.shape[:2], IGNORE)
+            targets[-1] = labels[chosen]
+            yield Batch(inputs, targets)

@@ -1,0 +1,137 @@
+"""MNIST pixel by pixel, in order or permuted (Le et al. 2015), as in Cooijmans et al. 2016, section 5.1."""
+
+import gzip
+import os
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from bnrnn.data.base import PixelSequences, sha256
+from bnrnn.data.vision import import_torchvision
+from bnrnn.errors import BnrnnError
+
+# SHA-256 of the idx files themselves: the compressed ones that go around differ in the time stamp of their header.
+CHECKSUMS = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+NUM_VALID = 10_000
+NUM_PIXELS = 784
+
+PixelOrder = Literal["scanline", "permutation", "authors"]
+
+
+def pixel_index(order: PixelOrder) -> Int[Tensor, " T"] | None:
+    """Pixel to read at each of the 784 steps; the same for every seed, model and run.
+
+    "authors" is the released code's list behind the paper's pMNIST numbers. It is drawn with replacement, so it has
+    501 distinct pixels and never shows the other 283 (D1). "permutation" is what the paper describes.
+    """
+    if order == "scanline":
+        return None
+    if order == "authors":
+        return torch.from_numpy(np.random.RandomState(1).randint(0, NUM_PIXELS, size=NUM_PIXELS))
+    if order == "permutation":
+        return torch.from_numpy(np.random.RandomState(1).permutation(NUM_PIXELS))
+    raise BnrnnError(f"data.pixel_order is {order!r}: use 'scanline', 'permutation' or 'authors'")
+
+
+class SequentialMNIST(PixelSequences):
+    """50,000 / 10,000 / 10,000 digits for train / valid / test (valid: the last of the training file); T = 784.
+
+    Reads `<data_dir>/mnist/`; raises BnrnnError where a file there is missing or not the published one.
+    """
+
+    def __init__(
+        self, data_dir: str, pixel_order: PixelOrder = "scanline", state_noise: float = 0.0
+    ) -> None:
+        order = pixel_index(pixel_order)
+        (x, y), test = load_mnist(Path(data_dir))
+        splits = {"train": (x[:-NUM_VALID], y[:-NUM_VALID]), "valid": (x[-NUM_VALID:], y[-NUM_VALID:]), "test": test}
+        super().__init__(splits, max_value=255.0, order=order, state_noise=state_noise)
+
+
+def load_mnist(data_dir: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """(images (N, 784) as bytes, labels (N,)) of the training file and of the test file, checksums verified."""
+    contents = {name: _read_idx(data_dir, name) for name in CHECKSUMS}
+    datasets = import_torchvision().datasets
+    with tempfile.TemporaryDirectory() as folder:  # torchvision reads plain idx files in a layout of its own
+        raw = Path(folder, "MNIST", "raw")
+        raw.mkdir(parents=True)
+        for name, content in contents.items():
+            (raw / name).write_bytes(content)
+        parts = [datasets.MNIST(folder, train=train) for train in (True, False)]
+    train, test = ((part.data.flatten(1), part.targets) for part in parts)
+    return train, test
+
+
+def prepare_mnist(data_dir: Path) -> None:
+    """Download what is missing or damaged in `<data_dir>/mnist/`; a file appears there only once it is verified."""
+    folder = data_dir / "mnist"
+    wanted = [name for name in CHECKSUMS if not _is_good(data_dir, name)]
+    if not wanted:
+        print(f"{folder}: complete")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    datasets = import_torchvision().datasets
+    with tempfile.TemporaryDirectory(dir=folder) as part:
+        try:
+            datasets.MNIST(part, download=True)
+        except (RuntimeError, OSError) as error:
+            raise BnrnnError(
+                f"MNIST could not be downloaded: {error}\nPut the four idx files (.gz or not) into {folder} by hand"
+            ) from error
+        raw = Path(part, "MNIST", "raw")
+        for name in wanted:
+            _check(raw / f"{name}.gz", gzip.decompress((raw / f"{name}.gz").read_bytes()), name)
+            (folder / name).unlink(missing_ok=True)
+            os.replace(raw / f"{name}.gz", folder / f"{name}.gz")
+    print(f"{folder}: complete")
+
+
+def _read_idx(data_dir: Path, name: str) -> bytes:
+    """The verified content of one idx file, compressed or not."""
+    folder = data_dir / "mnist"
+    path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
+    if path is None:
+        raise BnrnnError(
+            f"{folder / name}.gz is missing: run `make data` (or `python scripts/prepare_data.py mnist "
+            f"data_dir={data_dir}`), or set BNRNN_DATA to the folder that holds mnist/"
+        )
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise BnrnnError(f"{path} is damaged or incomplete ({error}): {_mend(data_dir)}") from error
+    _check(path, content, name)
+    return content
+
+
+def _check(path: Path, content: bytes, name: str) -> None:
+    found = sha256(content)
+    if found != CHECKSUMS[name]:
+        raise BnrnnError(
+            f"{path} is not the published {name}: its {len(content):,} bytes have SHA-256 {found[:16]}..., expected "
+            f"{CHECKSUMS[name][:16]}...: {_mend(path.parent.parent)}"
+        )
+
+
+def _mend(data_dir: Path) -> str:
+    return f"fetch it again with `make data` (or `python scripts/prepare_data.py mnist data_dir={data_dir}`)"
+
+
+def _is_good(data_dir: Path, name: str) -> bool:
+    try:
+        _read_idx(data_dir, name)
+    except BnrnnError:
+        return False
+    return True
