@@ -1,7 +1,5 @@
 """Weight initialisation as the papers and their code have it."""
 
-from typing import Literal
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -19,7 +17,7 @@ def orthogonal(num_in: int, num_out: int) -> Float[Tensor, "num_out num_in"]:
 def init_cooijmans(
     layer: RecurrentLayer,
     head: nn.Linear,
-    hidden: Literal["identity", "orthogonal"] = "orthogonal",
+    hidden: str = "orthogonal",
     per_gate: bool = False,
     forget_bias: float = 1.0,
 ) -> None:

@@ -109,9 +109,9 @@ class SequenceBatchNorm(nn.Module):
 
 def moments(x: Float[Tensor, "B F"]) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
     """Mean and biased variance over the batch, both detached."""
-    # var_mean over the leading axis takes ten times as long on a CPU. Without eps, no variance is an infinite invstd.
+    # var_mean over the leading axis takes ten times as long on a CPU.
     _, mean, invstd = torch.native_batch_norm(x.detach(), None, None, None, None, True, 0.0, 0.0)
-    return mean, invstd**-2
+    return mean, (invstd**-2).masked_fill(invstd == 0, 0.0)  # a CPU has 0 for 1 / sqrt(0), CUDA infinity
 
 
 class PopulationAverage:

@@ -50,7 +50,9 @@ class Result:
         try:
             return cls(**json.loads(path.read_text()))
         except (json.JSONDecodeError, TypeError) as error:
-            raise BnrnnError(f"{path} is not a result that this version wrote ({error}): remove it to run again") from None
+            raise BnrnnError(
+                f"{path} is not a result that this version wrote ({error}): remove it to run again"
+            ) from None
 
 
 def config_record(cfg: DictConfig) -> dict[str, Any]:
@@ -105,14 +107,20 @@ def git_commit() -> str:
         return subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        edited = git("status", "--porcelain", "--", "bnrnn", "conf")
+        edited = git("status", "--porcelain", "--", "bnrnn", "conf", "experiments/*/*.py")
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if edited else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
+def provenance() -> dict[str, Any]:
+    """What an analysis on the CPU writes beside its numbers."""
+    return {"commit": git_commit(), "environment": environment(torch.device("cpu"), torch.get_num_threads())}
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write atomically: the file is the old one or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".tmp")
     partial.write_text(json.dumps(content, indent=1) + "\n")
     os.replace(partial, path)

@@ -1,6 +1,6 @@
 """The only entry: configuration -> objects -> fit -> result.json.
 
-    python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
+python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 """
 
 import fcntl
@@ -82,7 +82,9 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         )
         if saved is not None:
             trainer.restore(saved)
-        log.say(f"{run_dir}: {'resumed at' if saved else 'from'} update {state.update} of {cfg.budget.updates}, {device}")
+        log.say(
+            f"{run_dir}: {'resumed at' if saved else 'from'} update {state.update} of {cfg.budget.updates}, {device}"
+        )
         trainer.fit()
         metrics = {} if state.diverged else measure(trainer)
         result = Result(

@@ -11,5 +11,3 @@ def assert_near(name: str, ref: Tensor, out: Tensor, tol: float | None = None) -
     tol = TOLERANCE[out.dtype] if tol is None else tol
     error = (out - ref).norm() / ref.norm().clamp_min(1e-8)
     assert error < tol, f"{name}: relative error {error:.2e}"
-
-

@@ -5,7 +5,6 @@ import os
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -26,10 +25,8 @@ CHECKSUMS = {
 NUM_VALID = 10_000
 NUM_PIXELS = 784
 
-PixelOrder = Literal["scanline", "permutation", "authors"]
 
-
-def pixel_index(order: PixelOrder) -> Int[Tensor, " T"] | None:
+def pixel_index(order: str) -> Int[Tensor, " T"] | None:
     """Pixel to read at each of the 784 steps; the same for every seed, model and run.
 
     "authors" is the released code's list behind the paper's pMNIST numbers. It is drawn with replacement, so it has
@@ -50,9 +47,7 @@ class SequentialMNIST(PixelSequences):
     Reads `<data_dir>/mnist/`; raises BnrnnError where a file there is missing or not the published one.
     """
 
-    def __init__(
-        self, data_dir: str, pixel_order: PixelOrder = "scanline", state_noise: float = 0.0
-    ) -> None:
+    def __init__(self, data_dir: str, pixel_order: str = "scanline", state_noise: float = 0.0) -> None:
         order = pixel_index(pixel_order)
         (x, y), test = load_mnist(Path(data_dir))
         splits = {"train": (x[:-NUM_VALID], y[:-NUM_VALID]), "valid": (x[-NUM_VALID:], y[-NUM_VALID:]), "test": test}

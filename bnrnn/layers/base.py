@@ -61,7 +61,9 @@ class RecurrentLayer(nn.Module):
 
     def _check(self, x: Tensor) -> None:
         if x.shape[2] != self.input_size:
-            raise BnrnnError(f"{type(self).__name__} expects x of shape (T, B, {self.input_size}), got {tuple(x.shape)}")
+            raise BnrnnError(
+                f"{type(self).__name__} expects x of shape (T, B, {self.input_size}), got {tuple(x.shape)}"
+            )
         if len(x) == 0:
             raise BnrnnError("the sequence has length 0: x must be (T, B, I) with T of at least 1")
         if not x.isfinite().all():

@@ -33,7 +33,8 @@ def test_it_is_nn_lstm_in_outputs_and_gradients(dtype):
         ((y * weight).sum() + h_n.sum() + c_n.square().sum()).backward()
         grads = [p.grad for p in layer.parameters()][:3]
         results.append([y, h_n.reshape(B, H), c_n.reshape(B, H), *(v.grad for v in inputs), *grads])
-    for name, out, ref in zip("y h c dx dh dc dweight_ih dweight_hh dbias".split(), *results, strict=True):
+    names = ["y", "h", "c", "dx", "dh", "dc", "dweight_ih", "dweight_hh", "dbias"]
+    for name, out, ref in zip(names, *results, strict=True):
         assert_near(name, ref, out)
 
 

@@ -1,0 +1,71 @@
+# Every command a person needs. `make help` lists them; each sets up what it needs first.
+PYTHON3 ?= python3
+VENV ?= .venv
+PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.stamp
+
+# For the reproduce targets and sweep-gamma:
+BUDGET ?= paper
+SEEDS ?=
+DEVICE ?= auto
+JOBS ?= 1
+LAUNCHER ?=
+ARGS ?=
+# A smoke run measures nothing, so it stays out of the evidence.
+OUT ?= $(if $(filter smoke,$(BUDGET)),outputs,results)
+RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) \
+	$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER),$(if $(filter-out 1,$(JOBS)),hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS))) $(ARGS)
+key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
+
+.PHONY: help setup quickstart test lint types check tables data sweep-gamma reproduce-fig1 reproduce-fig2
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z%0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Options of reproduce-... and sweep-...: BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2"
+	@echo "  LAUNCHER=submitit_slurm OUT=results ARGS='any hydra override'. BNRNN_DATA: the folder of the data sets."
+
+setup: $(STAMP)  ## install everything into .venv (the other targets do this by themselves)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON3) -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,sweep]'
+	@touch $@
+
+quickstart: setup  ## LSTM and BN-LSTM side by side on real digits, in minutes on a CPU, no download
+	$(PYTHON) -m bnrnn.train experiment=quickstart budget=$(BUDGET) device=cpu $(ARGS)
+	@$(PYTHON) scripts/make_tables.py --show quickstart --results outputs
+	@echo "Next: make data, then make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 (hours), or BUDGET=smoke (a minute)"
+	@echo "      $(VENV)/bin/wandb leet outputs/quickstart/.../wandb (curves in the terminal), make help"
+
+test: setup  ## the whole test suite, without GPU or network
+	$(PYTHON) -m pytest -n 2 -q
+
+lint: setup  ## style of the code
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: setup  ## types of the code
+	$(VENV)/bin/pyright
+
+check: setup  ## rendered tables are what the results say
+	$(PYTHON) scripts/make_tables.py --check
+
+tables: setup  ## render tables and figures from results/
+	$(PYTHON) scripts/make_tables.py
+
+data: setup  ## download the data sets (to $$BNRNN_DATA, or data/), checksums verified
+	$(PYTHON) scripts/prepare_data.py
+
+reproduce-%: setup  ## train all runs of a table and render it: reproduce-table1, reproduce-fig6, ...
+	$(PYTHON) -m bnrnn.train experiment=$(key) $(RUN)
+	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py)
+	@$(PYTHON) scripts/make_tables.py --show $(key) --results $(OUT)
+
+reproduce-fig1: setup  ## gradients through a BN tanh RNN, and tanh' (minutes on a CPU)
+	$(PYTHON) experiments/cooijmans2016/fig1a.py --out-dir $(OUT) $(ARGS)
+	$(PYTHON) experiments/cooijmans2016/fig1b.py --out-dir $(OUT)
+
+reproduce-fig2: reproduce-table1  ## learning curves of Table 1's runs
+
+sweep-gamma: reproduce-fig6  ## the initial gamma on permuted MNIST (Fig. 6), one run a gamma

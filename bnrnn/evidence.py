@@ -1,0 +1,120 @@
+"""Reads what was claimed (experiments/), how to train it (conf/experiment/) and what was measured (results/)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from bnrnn.errors import BnrnnError
+from bnrnn.log import read_jsonl
+from bnrnn.results import FILE, Result, config_hash, config_record
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its result, its records, and whether its recipe has changed since."""
+
+    overrides: dict[str, str]
+    budget: str
+    result: Result
+    records: list[dict[str, float]]
+    stale: bool
+
+    @property
+    def seed(self) -> str:
+        return self.overrides["seed"]
+
+    @property
+    def seconds_per_update(self) -> float:
+        return self.result.seconds / max(1, self.result.updates)
+
+    def series(self, metric: str) -> dict[int, float]:
+        """The metric by update. What is recorded every few updates in training is averaged over the time between
+        evaluations, as a paper's curve per epoch is."""
+        if not metric.startswith("train/"):
+            return {int(r["update"]): r[metric] for r in self.records if metric in r}
+        series, window = {}, []
+        for record in self.records:
+            if metric in record:
+                window.append(record[metric])
+            elif window:
+                series[int(record["update"])] = sum(window) / len(window)
+                window = []
+        return series
+
+
+def load_claim(key: str) -> dict[str, Any]:
+    """What a paper printed under `<paper>/<table>`; {} for an experiment that no paper has, such as quickstart."""
+    paper, _, name = key.partition("/")
+    path = ROOT / "experiments" / paper / "claims.yaml"
+    if not name or not path.exists():
+        return {}
+    claims = yaml.safe_load(path.read_text())
+    if name not in claims:
+        raise BnrnnError(f"{path} has no entry {name!r}: it has {', '.join(k for k in claims if k != 'paper')}")
+    return claims[name]
+
+
+def claim_keys() -> list[str]:
+    """Every `<paper>/<table>` that is claimed."""
+    files = sorted((ROOT / "experiments").glob("*/claims.yaml"))
+    return [f"{f.parent.name}/{name}" for f in files for name in yaml.safe_load(f.read_text()) if name != "paper"]
+
+
+def compose_config(*overrides: str, hydra: bool = False) -> DictConfig:
+    """The configuration that `python -m bnrnn.train` would have with these overrides."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("train", list(overrides), return_hydra_config=hydra)
+
+
+@cache
+def sweep(key: str) -> dict[str, list[str]]:
+    """The grid of an experiment: the values of each swept key, {} for a single run."""
+    params = compose_config(f"experiment={key}", hydra=True).hydra.sweeper.params or {}
+    return {str(k): [v.strip() for v in str(values).split(",")] for k, values in params.items()}
+
+
+def load_runs(key: str, results_dir: Path) -> list[Run]:
+    """The finished runs of an experiment, in the order of its grid."""
+    runs = []
+    for path in sorted((results_dir / key).glob(f"*/*/{FILE}")):
+        result = Result.read(path)
+        overrides = result.overrides
+        budget = path.parent.parent.name
+        recipe = compose_config(f"experiment={key}", f"budget={budget}", *(f"{k}={v}" for k, v in overrides.items()))
+        stale = config_hash(config_record(recipe)) != result.config_hash
+        runs.append(Run(overrides, budget, result, read_jsonl(path.parent / "metrics.jsonl"), stale))
+    grid = sweep(key)
+
+    def place(run: Run) -> list[int]:
+        return [
+            values.index(v) if (v := run.overrides.get(k, "")) in values else len(values) for k, values in grid.items()
+        ]
+
+    return sorted(runs, key=place)
+
+
+def group(runs: Iterable[Run]) -> dict[tuple[str, tuple[tuple[str, str], ...]], list[Run]]:
+    """Runs that differ by their seed alone, by budget and other overrides."""
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        cell = tuple((k, v) for k, v in run.overrides.items() if k != "seed")
+        groups.setdefault((run.budget, cell), []).append(run)
+    return groups
+
+
+def longest(runs: Iterable[Run]) -> list[Run]:
+    """Of runs that differ by their budget alone, the longest: the others' curves are the beginning of its own."""
+    kept: dict[tuple[tuple[str, str], ...], Run] = {}
+    for run in runs:
+        cell = tuple(run.overrides.items())
+        if cell not in kept or run.result.updates > kept[cell].result.updates:
+            kept[cell] = run
+    return list(kept.values())

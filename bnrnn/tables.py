@@ -1,0 +1,128 @@
+"""From results to markdown: published against ours, short runs against the paper's curve, and summaries of sweeps."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from bnrnn.evidence import Run, group, load_claim, load_runs, longest, sweep
+
+NONE = "–"
+
+
+def spread(values: list[float], digits: int, planned: int | None = None) -> str:
+    """`mean ± standard deviation (n)`, with how many are missing if some are."""
+    if not values:
+        return NONE
+    n = f"n={len(values)}" + (f" of {planned}" if planned and len(values) < planned else "")
+    deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{digits}f}{deviation} ({n})"
+
+
+def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+    return "\n".join(lines) + "\n"
+
+
+def render(key: str, results_dir: Path) -> str:
+    """The page of a table or figure: its sections, its pictures, and every run behind them."""
+    claim, runs = load_claim(key), load_runs(key, results_dir)
+    parts = [f"# {claim['title']}\n", f"Recipe: `conf/experiment/{key}.yaml`. Deviations D1, D2, ...: `notes.md`.\n"]
+    parts += [f"## {title}\n\n{table}" for title, table in sections(key, claim, runs).items()]
+    parts += [f"![{curve['title']}]({curve['figure']}.png)\n" for curve in claim["curves"]]
+    parts.append(f"## All finished runs\n\n{render_summary(runs)}")
+    return "\n".join(parts)
+
+
+def render_short(key: str, results_dir: Path) -> str:
+    """The sections of a page alone, as README shows them."""
+    claim, runs = load_claim(key), load_runs(key, results_dir)
+    return "\n".join(f"{title}:\n\n{table}" for title, table in sections(key, claim, runs).items())
+
+
+def sections(key: str, claim: dict[str, Any], runs: list[Run]) -> dict[str, str]:
+    """Title and table of each comparison with the paper."""
+    tables = {}
+    if "published" in claim:
+        tables[claim["title"] + ": published and ours at the paper's length"] = render_published(key, claim, runs)
+    for curve in claim["curves"]:
+        tables[curve["title"] + ": the paper's curve and ours at equal updates"] = render_curve(claim, curve, runs)
+    return tables
+
+
+def render_published(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
+    """Published, ours, difference and verdict of every cell; only runs of the paper's own length count."""
+    planned = len(sweep(key)["seed"])
+    rows = []
+    for col in sweep(key)[claim["cols"]]:
+        for row in claim["published"]:
+            published = claim["published"][row][col]
+            cell = [r for r in runs if r.budget == "paper" and _at(r, claim, row, col)]
+            rows.append([f"`{row}`", f"`{col}`", f"{published}", *_verdict(cell, claim, published, planned)])
+    return markdown(["model", "data", "published", "ours", "difference", "verdict"], rows)
+
+
+def _at(run: Run, claim: dict[str, Any], row: str, col: str) -> bool:
+    return run.overrides.get(claim["rows"]) == row and run.overrides.get(claim["cols"]) == col
+
+
+def _verdict(cell: list[Run], claim: dict[str, Any], published: float, planned: int) -> list[str]:
+    """[ours, difference, verdict] of the runs of one cell."""
+    if not cell:
+        return [NONE, NONE, "not run at this length"]
+    if any(run.stale for run in cell):
+        return [NONE, NONE, "stale: the recipe has changed since"]
+    diverged = sum(run.result.status == "diverged" for run in cell)
+    if diverged:
+        return [NONE, NONE, f"{diverged} of {len(cell)} diverged"]
+    values = [claim["scale"] * run.result.metrics[claim["metric"]] for run in cell]
+    difference = mean(values) - published
+    verdict = "reproduced" if abs(difference) <= claim["tolerance"] else "differs"
+    return [spread(values, 2, planned), f"{difference:+.2f}", f"{verdict} (tolerance {claim['tolerance']})"]
+
+
+def render_curve(claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
+    """Paper and ours at every update where both have a point."""
+    rows = []
+    for row, cols in curve["points"].items():
+        for col, points in cols.items():
+            series = [r.series(curve["metric"]) for r in longest(runs) if not r.stale and _at(r, claim, row, col)]
+            for update, published in points.items():
+                values = [s[update] for s in series if update in s]
+                if values:
+                    difference = f"{mean(values) - published:+.3f}"
+                    rows.append(
+                        [f"`{row}`", f"`{col}`", f"{update:,}", f"{published:.3f}", spread(values, 3), difference]
+                    )
+    if not rows:
+        return "No run has reached one of the paper's points.\n"
+    return markdown([claim["rows"], claim["cols"], "update", "paper", "ours", "difference"], rows)
+
+
+def render_summary(runs: list[Run]) -> str:
+    """What finished runs reached, a line for runs that differ by seed alone: nothing a paper has to agree with."""
+    rows = []
+    for (budget, cell), members in group(runs).items():
+        finished = [run.result.metrics for run in members if run.result.status == "finished"]
+
+        def column(metric: str, finished: list[dict[str, float]] = finished) -> str:
+            return spread([100 * m[metric] for m in finished if metric in m], 1)
+
+        notes = [f"{len(members) - len(finished)} diverged"] if len(finished) < len(members) else []
+        notes += ["stale"] if any(run.stale for run in members) else []
+        rows.append(
+            [
+                " ".join(f"{k.split('.')[-1]}={v}" for k, v in cell),
+                budget,
+                f"{max(run.result.updates for run in members):,}",
+                column("valid/accuracy"),
+                column("test/accuracy"),
+                column("test/accuracy_batch_statistics"),
+                f"{mean(run.seconds_per_update for run in members):.3f}",
+                ", ".join(notes),
+            ]
+        )
+    if not rows:
+        return "No run has finished yet.\n"
+    header = ["run", "budget", "updates", "valid %", "test %, population", "test %, batch", "s / update", ""]
+    return markdown(header, rows)

@@ -1,0 +1,86 @@
+"""Cooijmans et al. 2016, Fig. 1a: gradients through a batch-normalized tanh RNN, for ten initial gammas.
+
+    python experiments/cooijmans2016/fig1a.py [--data-dir DIR] [--out-dir DIR] [--num-draws 5]
+
+Before training, in float64: the norm over units of the loss's gradient with respect to h_t, averaged over a batch of
+100 training images in the authors' pixel order (D8). The median of several draws of weights and images.
+"""
+
+import os
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from hydra.utils import instantiate
+from tqdm import tqdm
+
+from bnrnn import plots
+from bnrnn.data.base import Batch
+from bnrnn.errors import report_errors
+from bnrnn.evidence import compose_config, load_claim
+from bnrnn.results import provenance, write_json
+from bnrnn.tables import markdown
+
+KEY = "cooijmans2016/fig1a"
+
+
+def gradient_norms(gamma: str, batch: Batch) -> list[float]:
+    """Mean over the batch of the norm of dloss/dh_t at every t, for a network drawn from torch's generator."""
+    cfg = compose_config("model=bn_rnn", "data=pmnist", f"model.layer.gamma_init={gamma}")
+    x = batch.inputs.double()
+    model = instantiate(cfg.model, input_size=1, output_size=10, t_max=len(x)).double()
+    state = (model.initial_state["h"].expand(x.shape[1], -1),)
+    hs = []
+    for t in range(len(x)):  # one step at a time, to get hold of every h_t
+        _, state = model.layer(x[t : t + 1], state, t_start=t)
+        hs.append(state[0])
+    loss = F.cross_entropy(model.head(hs[-1]), batch.targets[-1])
+    return torch.stack([grad.norm(dim=1).mean() for grad in torch.autograd.grad(loss, hs)]).tolist()
+
+
+def measure(data_dir: str, num_draws: int, gammas: list[str]) -> dict[str, Any]:
+    data = instantiate(compose_config("data=pmnist", f"data_dir={data_dir}").data)
+    norms = {gamma: [] for gamma in gammas}
+    for draw, gamma in tqdm([(d, g) for d in range(num_draws) for g in gammas], unit=" networks", disable=None):
+        torch.manual_seed(draw)
+        batch = next(data.batches("train", 100, torch.Generator().manual_seed(draw)))
+        norms[gamma].append(gradient_norms(gamma, batch))
+    return {"name": KEY, **provenance(), "gradient_norms": norms}  # gamma -> draw -> t
+
+
+def log10_medians(result: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """log10 of the norm at each t, median over draws, by gamma."""
+    norms = result["gradient_norms"].items()
+    return {gamma: torch.tensor(draws, dtype=torch.float64).log10().median(0).values for gamma, draws in norms}
+
+
+def render(result: dict[str, Any]) -> str:
+    claim, medians = load_claim(KEY), log10_medians(result)
+    steps, rows = claim["steps"], []
+    for gamma, paper in claim["log10"].items():
+        rows.append([gamma, "paper", *(f"{v:.1f}" for v in paper), *["< -25"] * (len(steps) - len(paper))])
+        rows.append([gamma, "ours", *(f"{medians[gamma][t]:.1f}" for t in steps)])
+    num_draws = len(next(iter(result["gradient_norms"].values())))
+    caption = f"log10 of the gradient norm at step t; ours: median of {num_draws} draws of weights and images.\n"
+    table = markdown(["gamma", "", *(f"t={t}" for t in steps)], rows)
+    return f"# {claim['title']}\n\n{caption}\n{table}\n![Fig. 1a](fig1a.png)\n"
+
+
+def main() -> None:
+    parser = ArgumentParser(description="Fig. 1a of Cooijmans et al. 2016")
+    parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
+    parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
+    parser.add_argument("--num-draws", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    result = measure(args.data_dir, args.num_draws, list(load_claim(KEY)["log10"]))
+    write_json(args.out_dir / f"{KEY}.json", result)
+    plots.draw_gradient_norms(log10_medians(result), load_claim(KEY), args.out_dir / f"{KEY}.png")
+    (args.out_dir / f"{KEY}.md").write_text(render(result))
+    print(render(result))
+
+
+if __name__ == "__main__":
+    report_errors(main)

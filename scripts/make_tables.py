@@ -1,0 +1,75 @@
+"""Render tables and figures from what has been run.
+
+python scripts/make_tables.py                       everything that results/ has, and the tables in README.md
+python scripts/make_tables.py --check               fail if one of those is not what the results say
+python scripts/make_tables.py --show KEY --results DIR    one experiment: print its table, draw its figures
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+from bnrnn import plots
+from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.evidence import ROOT, claim_keys, load_claim, load_runs
+from bnrnn.tables import render, render_short, render_summary
+
+RESULTS = ROOT / "results"
+BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def measured_keys() -> list[str]:
+    """The trained claims that have results."""
+    return [key for key in claim_keys() if "curves" in load_claim(key) and load_runs(key, RESULTS)]
+
+
+def draw(key: str, results_dir: Path) -> list[Path]:
+    """Draw the figures of an experiment and return where they are."""
+    claim = load_claim(key)
+    if not claim:
+        path = results_dir / f"{key}.png"
+        plots.draw_sweep(key, results_dir, path)
+        return [path]
+    paths = {results_dir / Path(key).parent / f"{curve['figure']}.png": curve for curve in claim["curves"]}
+    for path, curve in paths.items():
+        plots.draw_curve(key, curve, results_dir, path)
+    return list(paths)
+
+
+def texts() -> dict[Path, str]:
+    """What every rendered file should say."""
+    pages = {RESULTS / f"{key}.md": render(key, RESULTS) for key in measured_keys()}
+    readme = ROOT / "README.md"
+    filled = BLOCK.sub(lambda m: f"{m[1]}{render_short(m[2], RESULTS)}{m[3]}", readme.read_text())
+    return {**pages, readme: filled}
+
+
+def show(key: str, results_dir: Path) -> None:
+    """Print the table of an experiment, and where its figures are."""
+    print(render(key, results_dir) if load_claim(key) else render_summary(load_runs(key, results_dir)))
+    for path in draw(key, results_dir):
+        print(f"Figure: {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--show", metavar="KEY")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    args = parser.parse_args()
+    if args.check:
+        wrong = [str(path) for path, text in texts().items() if not path.exists() or path.read_text() != text]
+        if wrong:
+            raise BnrnnError(f"not what the results say: {', '.join(wrong)}. Run `make tables`")
+        return
+    if args.show:
+        show(args.show, args.results)
+        return
+    for path, text in texts().items():
+        path.write_text(text)
+    for key in measured_keys():
+        draw(key, RESULTS)
+
+
+if __name__ == "__main__":
+    report_errors(main)

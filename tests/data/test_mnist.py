@@ -1,0 +1,158 @@
+import functools
+import gzip
+import struct
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bnrnn.data import mnist
+from bnrnn.data.base import sha256
+from bnrnn.data.mnist import SequentialMNIST, pixel_index, prepare_mnist
+from bnrnn.data.vision import import_torchvision
+from bnrnn.errors import BnrnnError
+
+NAMES = list(mnist.CHECKSUMS)
+
+
+def idx(array: np.ndarray) -> bytes:
+    """The idx format of MNIST's files: magic number with type and number of axes, sizes, bytes."""
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch) -> dict[str, np.ndarray]:
+    """A small MNIST of random images in tmp_path/mnist that passes for the published one."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part, num in (("train", 30), ("t10k", 8)):
+        arrays[f"{part}-images-idx3-ubyte"] = rng.integers(0, 256, (num, 28, 28), dtype=np.uint8)
+        arrays[f"{part}-labels-idx1-ubyte"] = rng.integers(0, 10, num, dtype=np.uint8)
+    (tmp_path / "mnist").mkdir()
+    for name, array in arrays.items():
+        (tmp_path / "mnist" / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
+        monkeypatch.setitem(mnist.CHECKSUMS, name, sha256(idx(array)))
+    monkeypatch.setattr(mnist, "NUM_VALID", 10)
+    return arrays
+
+
+def test_authors_order_is_the_list_of_the_released_code():
+    order = pixel_index("authors")
+    assert order[:6].tolist() == [37, 235, 72, 767, 715, 645]
+    assert order[-5:].tolist() == [246, 417, 166, 555, 103]
+    assert len(order) == 784
+    assert len(order.unique()) == 501
+
+
+def test_permutation_shows_every_pixel_once_and_is_always_the_same():
+    order = pixel_index("permutation")
+    assert sorted(order.tolist()) == list(range(784))
+    assert order.tolist() != list(range(784))
+    np.random.seed(7)
+    torch.manual_seed(7)
+    assert torch.equal(order, pixel_index("permutation"))
+
+
+def test_splits_and_scaling_are_the_papers(small, tmp_path):
+    data = SequentialMNIST(str(tmp_path))
+    assert {s: len(y) for s, (_, y) in data.splits.items()} == {"train": 20, "valid": 10, "test": 8}
+    images = small["train-images-idx3-ubyte"].reshape(30, 784)
+    valid = next(data.batches("valid", 10))
+    assert np.allclose(valid.inputs[:, :, 0].T.numpy() * 255, images[20:], atol=1e-4)
+    assert valid.targets[-1].tolist() == small["train-labels-idx1-ubyte"][20:].tolist()
+    assert data.t_max == 784
+
+
+@pytest.mark.parametrize("order", ["permutation", "authors"])
+def test_pixels_are_read_in_the_order_asked_for_in_every_split(small, tmp_path, order):
+    data, index = SequentialMNIST(str(tmp_path), order), pixel_index(order).numpy()
+    images = small["t10k-images-idx3-ubyte"].reshape(8, 784)[:, index]
+    assert np.allclose(next(data.batches("test", 8)).inputs[:, :, 0].T.numpy() * 255, images, atol=1e-4)
+
+
+def test_uncompressed_files_are_read_too(small, tmp_path):
+    for name, array in small.items():
+        (tmp_path / "mnist" / f"{name}.gz").unlink()
+        (tmp_path / "mnist" / name).write_bytes(idx(array))
+    assert len(SequentialMNIST(str(tmp_path)).splits["train"][1]) == 20
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def swap_a_byte(path: Path) -> None:
+    content = bytearray(gzip.decompress(path.read_bytes()))
+    content[-1] ^= 1
+    path.write_bytes(gzip.compress(bytes(content)))
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"<html>not found</html>")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("damage", [remove, truncate, empty, swap_a_byte, garbage])
+def test_each_damaged_file_is_named_with_the_command_that_mends_it(small, tmp_path, name, damage):
+    damage(tmp_path / "mnist" / f"{name}.gz")
+    with pytest.raises(BnrnnError, match=rf"{name}(.|\n)*make data") as error:
+        SequentialMNIST(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_order_is_refused(small, tmp_path):
+    with pytest.raises(BnrnnError, match=r"data.pixel_order is 'random': use 'scanline'"):
+        SequentialMNIST(str(tmp_path), "random")
+
+
+@pytest.fixture
+def mirror(small, tmp_path, monkeypatch):
+    """A web server with the four files, in place of the public ones."""
+    folder = tmp_path / "mirror"
+    (tmp_path / "mnist").rename(folder)
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    base = import_torchvision().datasets.MNIST
+    monkeypatch.setattr(base, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
+    monkeypatch.setattr(base, "resources", [(f"{name}.gz", None) for name in NAMES])
+    yield folder
+    server.shutdown()
+    server.server_close()
+
+
+def test_download_mends_what_is_missing_and_leaves_only_verified_files(mirror, tmp_path):
+    data_dir = tmp_path / "fresh"
+    prepare_mnist(data_dir)
+    assert sorted(p.name for p in (data_dir / "mnist").iterdir()) == sorted(f"{name}.gz" for name in NAMES)
+    truncate(data_dir / "mnist" / f"{NAMES[0]}.gz")
+    prepare_mnist(data_dir)
+    assert len(SequentialMNIST(str(data_dir)).splits["train"][1]) == 20
+
+
+def test_a_download_of_something_else_is_refused_and_not_kept(mirror, tmp_path):
+    swap_a_byte(mirror / f"{NAMES[2]}.gz")
+    with pytest.raises(BnrnnError, match=f"{NAMES[2]}.*expected"):
+        prepare_mnist(tmp_path / "fresh")
+    assert not (tmp_path / "fresh" / "mnist" / f"{NAMES[2]}.gz").exists()
+
+
+def test_no_network_says_where_to_put_the_files(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(import_torchvision().datasets.MNIST, "mirrors", ["http://127.0.0.1:9/"])
+    with pytest.raises(BnrnnError, match=r"could not be downloaded(.|\n)*by hand"):
+        prepare_mnist(tmp_path / "fresh")

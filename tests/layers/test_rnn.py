@@ -1,0 +1,51 @@
+import torch
+from torch import nn
+
+from bnrnn.layers.bn_rnn import BNRNN
+from bnrnn.layers.rnn import RNN
+from bnrnn.norm import estimate_population_statistics
+from tests.helpers import assert_near
+
+T, B, I, H = 5, 6, 2, 3
+
+
+def test_rnn_is_nn_rnn():
+    ours, torchs = RNN(I, H).double(), nn.RNN(I, H).double()
+    torchs.load_state_dict(
+        {"weight_ih_l0": ours.weight_ih, "weight_hh_l0": ours.weight_hh, "bias_ih_l0": ours.bias,
+         "bias_hh_l0": torch.zeros(H)}
+    )  # fmt: skip
+    x, h = torch.randn(T, B, I, dtype=torch.float64), torch.randn(B, H, dtype=torch.float64)
+    y, (h_n,) = ours(x, (h,))
+    ref, h_ref = torchs(x, h[None])
+    assert_near("y", ref, y)
+    assert_near("h", h_ref[0], h_n)
+
+
+def test_bn_rnn_normalizes_the_sum_of_both_terms():
+    layer, norm = BNRNN(I, H, T, gamma_init=0.5).double(), nn.BatchNorm1d(H).double()
+    nn.init.constant_(norm.weight, 0.5)
+    x, h = torch.randn(T, B, I, dtype=torch.float64), torch.randn(B, H, dtype=torch.float64)
+    y, _ = layer(x, (h,))
+    for t in range(T):
+        h = torch.tanh(norm(h @ layer.weight_hh.T + x[t] @ layer.weight_ih.T))
+        assert_near(f"h at step {t}", h, y[t])
+
+
+def test_bn_rnn_gradcheck():
+    layer = BNRNN(I, H, 3).double()
+    names = [name for name, _ in layer.named_parameters()]
+    x, h = torch.randn(3, 4, I, dtype=torch.float64), torch.randn(4, H, dtype=torch.float64)
+
+    def run(x, h, *parameters):
+        y, _ = torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x, (h,)))
+        return y
+
+    assert torch.autograd.gradcheck(run, (x.requires_grad_(), h.requires_grad_(), *layer.parameters()))
+
+
+def test_bn_rnn_population_is_batch_when_the_batch_is_the_whole_set():
+    layer, x = BNRNN(I, H, T).double(), torch.randn(T, B, I, dtype=torch.float64)
+    y, _ = layer(x)
+    estimate_population_statistics(layer, [x])
+    assert_near("y", y, layer.eval()(x)[0])
