@@ -23,7 +23,7 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Options of reproduce-... and sweep-...: BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2"
-	@echo "  LAUNCHER=submitit_slurm OUT=results ARGS='any hydra override'. BNRNN_DATA: the folder of the data sets."
+	@echo "  LAUNCHER=slurm OUT=results ARGS='any hydra override'. BNRNN_DATA: the folder of the data sets."
 
 setup: $(STAMP)  ## install everything into .venv (the other targets do this by themselves)
 

@@ -24,7 +24,7 @@ class Run:
     overrides: dict[str, str]
     budget: str
     result: Result
-    records: list[dict[str, float]]
+    records: list[dict[str, Any]]
     stale: bool
 
     @property

@@ -55,7 +55,8 @@ class RunLog:
 
     def record(self, update: int, values: dict[str, float]) -> None:
         """Append one record; wandb gets the same values at the same step."""
-        self.file.write(json.dumps({"update": update, **values}) + "\n")
+        finite = {k: v if math.isfinite(v) else None for k, v in values.items()}  # JSON has no NaN
+        self.file.write(json.dumps({"update": update, **finite}) + "\n")
         self.file.flush()  # a killed process loses nothing that it has recorded
         if self.wandb_run is not None:
             self.wandb_run.log(values, step=update)
@@ -110,7 +111,7 @@ def start_wandb(cfg: DictConfig, config: dict[str, Any], run_dir: Path, run_name
     )
 
 
-def read_jsonl(path: Path) -> list[dict[str, float]]:
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The records of a metrics file, [] if there is none. A last line cut off by a kill is left out."""
     if not path.exists():
         return []

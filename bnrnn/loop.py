@@ -20,8 +20,8 @@ from bnrnn.metrics import Scores, cross_entropy
 from bnrnn.norm import batch_statistics, estimate_population_statistics
 
 
-class Interrupted(Exception):
-    """SIGTERM or SIGINT arrived; the run was saved."""
+class Interrupted(SystemExit):
+    """SIGTERM or SIGINT arrived and the run was saved. Unlike an Exception, it also ends a sweep."""
 
 
 class Stop:
@@ -47,7 +47,7 @@ class Stop:
     def check(self) -> None:
         """Raise Interrupted if a signal has arrived."""
         if self.received is not None:
-            raise Interrupted(signal.Signals(self.received).name)
+            raise Interrupted(f"{signal.Signals(self.received).name}: saved; the same command goes on from here")
 
 
 @dataclass

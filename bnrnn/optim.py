@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from bnrnn.errors import BnrnnError
+
 
 class RMSProp(torch.optim.Optimizer):
     """RMSProp as in the authors' framework (Blocks): v ← decay v + (1 - decay) g²; step = lr g / max(√v, 1e-5).
@@ -16,7 +18,7 @@ class RMSProp(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Tensor], lr: float = 1e-3, decay: float = 0.9, momentum: float = 0.0) -> None:
         for name, value in {"decay": decay, "momentum": momentum}.items():
             if not 0 <= value < 1:
-                raise ValueError(f"optim.{name} must be in [0, 1), got {value}")
+                raise BnrnnError(f"optim.{name} must be in [0, 1), got {value}")
         super().__init__(params, {"lr": lr, "decay": decay, "momentum": momentum})
 
     @torch.no_grad()

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bnrnn import checkpoint
 from bnrnn.errors import BnrnnError
 from bnrnn.log import RunLog, start_wandb
-from bnrnn.loop import Interrupted, Stop, Trainer, TrainState
+from bnrnn.loop import Stop, Trainer, TrainState
 from bnrnn.norm import batch_statistics, has_batch_norm
 from bnrnn.results import FILE, Result, check_same_config, config_hash, config_record, environment, git_commit
 
@@ -34,7 +34,7 @@ MODEL = "model.pt"
 def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = None, title: str = "") -> Result:
     """Train one cell in `run_dir`, or go on where it stopped, or return the result that is already there.
 
-    Raises BnrnnError for bad input, and Interrupted after SIGTERM or SIGINT, with everything saved.
+    Raises BnrnnError for bad input, and bnrnn.loop.Interrupted after SIGTERM or SIGINT, with everything saved.
     """
     record = config_record(cfg)
     if (run_dir / FILE).exists():
@@ -75,9 +75,9 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
             seed=cfg.seed,
             batch_size=cfg.batch_size,
             population_batch_size=cfg.population_batch_size,
-            grad_clip=cfg.grad_clip,
+            grad_clip=float(cfg.grad_clip),
             log_every=cfg.log_every,
-            checkpoint_seconds=cfg.checkpoint_seconds,
+            checkpoint_seconds=float(cfg.checkpoint_seconds),
             **{k: v for k, v in cfg.budget.items() if k != "name"},
         )
         if saved is not None:
@@ -162,8 +162,6 @@ def cli() -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let exceptions come here unchanged
     try:
         main()
-    except Interrupted as signal:
-        sys.exit(f"{signal}: saved; the same command goes on from here")
     except (BnrnnError, HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if isinstance(error.__cause__, BnrnnError) else error
         sys.exit(f"error: {cause}")

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -21,6 +21,7 @@ class Batch(NamedTuple):
         return Batch(self.inputs.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
 
 
+@runtime_checkable
 class SequenceData(Protocol):
     """Splits `train`, `valid` and `test` of sequences, with the sizes that a model needs to know."""
 

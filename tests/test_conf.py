@@ -1,0 +1,116 @@
+import itertools
+
+import pytest
+import torch
+from hydra.utils import instantiate
+
+from bnrnn.data.mnist import SequentialMNIST
+from bnrnn.evidence import ROOT, claim_keys, compose_config, load_claim, sweep
+from bnrnn.norm import has_batch_norm
+
+CONF = ROOT / "conf"
+
+
+def options(group: str) -> list[str]:
+    """The options of a config group."""
+    return sorted(p.stem for p in (CONF / group).glob("*.yaml") if not p.stem.startswith("_"))
+
+
+EXPERIMENTS = sorted(
+    str(p.relative_to(CONF / "experiment").with_suffix("")) for p in (CONF / "experiment").rglob("*.yaml")
+)
+T_MAX = {"digits": 64}
+
+
+def cells(key: str) -> list[list[str]]:
+    grid = sweep(key)
+    return [[f"{k}={v}" for k, v in zip(grid, values, strict=True)] for values in itertools.product(*grid.values())]
+
+
+@pytest.mark.parametrize("key", EXPERIMENTS)
+def test_an_experiment_is_called_by_its_path_and_begins_with_its_package(key):
+    text = (CONF / "experiment" / f"{key}.yaml").read_text()
+    assert text.startswith("# @package _global_\n"), "hydra reads it only in the first line"
+    assert compose_config(f"experiment={key}").name == key
+
+
+@pytest.mark.parametrize("budget", options("budget"))
+@pytest.mark.parametrize("key", EXPERIMENTS)
+def test_every_cell_composes_and_builds_its_model(key, budget):
+    for overrides in cells(key):
+        cfg = compose_config(f"experiment={key}", f"budget={budget}", *overrides)
+        with torch.device("meta"):
+            t_max = T_MAX.get(dict(o.split("=") for o in overrides)["data"], 784)
+            model = instantiate(cfg.model, input_size=1, output_size=10, t_max=t_max)
+            optimizer = instantiate(cfg.optim)(model.parameters())
+        assert sum(p.numel() for p in model.parameters()) > 40_000
+        assert optimizer.param_groups[0]["lr"] == 1e-3
+        assert cfg.budget.updates >= cfg.budget.eval_every > 0
+
+
+@pytest.mark.parametrize("model", options("model"))
+def test_every_model_runs_on_the_default_data(model):
+    cfg = compose_config(f"model={model}")
+    data = instantiate(cfg.data)
+    built = instantiate(cfg.model, input_size=1, output_size=10, t_max=data.t_max)
+    logits = built(next(data.batches("train", 4)).inputs)
+    assert logits.shape == (64, 4, 10)
+    assert has_batch_norm(built) == ("bn" in model)
+
+
+@pytest.mark.parametrize("budget", options("budget"))
+def test_a_budget_changes_lengths_only(budget):
+    paper = compose_config("experiment=cooijmans2016/table1")
+    cfg = compose_config("experiment=cooijmans2016/table1", f"budget={budget}")
+    assert cfg.budget.name == budget
+    del paper.budget, cfg.budget
+    assert paper == cfg
+
+
+def test_table_1_is_the_papers_recipe():
+    cfg = compose_config("experiment=cooijmans2016/table1", "model=bn_lstm", "data=smnist")
+    assert cfg.budget.updates == 100_000 and cfg.batch_size == 100 and cfg.grad_clip == 1.0
+    assert cfg.model.hidden_size == 100 and cfg.model.layer.gamma_init == 0.1 and cfg.model.layer.eps == 1e-5
+    assert cfg.optim.lr == 1e-3 and cfg.optim.decay == 0.9 and cfg.optim.momentum == 0
+    assert cfg.population_batch_size == 5000
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "noise"),
+    [("bn_lstm", "smnist", 0.1), ("bn_lstm", "pmnist", 0.0), ("lstm", "smnist", 0.0), ("lstm", "pmnist", 0.0)],
+)
+def test_only_the_bn_lstm_on_in_order_pixels_gets_state_noise(model, data, noise):
+    assert compose_config(f"model={model}", f"data={data}").model.state_noise == noise
+
+
+def test_the_data_configs_name_the_pixel_orders():
+    orders = {
+        name: compose_config(f"data={name}").data.pixel_order for name in ("smnist", "pmnist", "pmnist_permutation")
+    }
+    assert orders == {"smnist": "scanline", "pmnist": "authors", "pmnist_permutation": "permutation"}
+    assert compose_config("data=pmnist").data._target_.endswith(SequentialMNIST.__name__)
+
+
+def test_every_claim_has_a_recipe_or_an_analysis_and_every_recipe_a_claim():
+    trained = {key for key in claim_keys() if "analysis" not in load_claim(key)}
+    assert trained == {key for key in EXPERIMENTS if "/" in key}
+    for key in set(claim_keys()) - trained:
+        assert (ROOT / "experiments" / key.split("/")[0] / load_claim(key)["analysis"]).exists()
+
+
+def test_every_claimed_cell_is_in_the_grid_of_its_recipe():
+    for key in claim_keys():
+        claim = load_claim(key)
+        tables = [claim["published"]] if "published" in claim else []
+        for table in [*tables, *(curve["points"] for curve in claim.get("curves", []))]:
+            for row, cols in table.items():
+                assert row in sweep(key)[claim["rows"]]
+                assert set(cols) <= set(sweep(key)[claim["cols"]])
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "submitit_slurm"])
+def test_the_slurm_launchers_are_ready(launcher):
+    cfg = compose_config("experiment=cooijmans2016/table1", f"hydra/launcher={launcher}", hydra=True).hydra.launcher
+    assert cfg._target_.endswith("SlurmLauncher")
+    if launcher == "slurm":
+        assert cfg.max_num_timeout > 0 and cfg.gpus_per_node == 1

@@ -1,0 +1,240 @@
+"""The whole path on the embedded digits: train, stop, kill, resume, and what a run leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bnrnn import checkpoint
+from bnrnn.errors import BnrnnError
+from bnrnn.evidence import ROOT, compose_config
+from bnrnn.log import read_jsonl
+from bnrnn.results import Result
+from bnrnn.train import CHECKPOINT, MODEL, choose_device, train
+
+SHORT = (
+    "budget.updates=6",
+    "budget.eval_every=3",
+    "budget.eval_batches=1",
+    "budget.population_batches=1",
+    "log_every=2",
+)
+GOLDEN = {
+    "lstm": [2.3141174, 2.3332673, 2.2982820],
+    "bn_lstm": [2.2920698, 2.2835337, 2.2773357],
+}
+
+
+def short(*overrides: str):
+    return compose_config("model.hidden_size=16", *SHORT, *overrides)
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [r["train/loss"] for r in read_jsonl(run_dir / "metrics.jsonl") if "train/loss" in r]
+
+
+def without_time(run_dir: Path) -> list[dict[str, float]]:
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in read_jsonl(run_dir / "metrics.jsonl")]
+
+
+def test_golden_loss(tmp_path):
+    """The first losses of LSTM and BN-LSTM: a change here is a change of the recipe."""
+    for model, golden in GOLDEN.items():
+        train(short(f"model={model}"), tmp_path / model)
+        assert losses(tmp_path / model) == pytest.approx(golden, rel=1e-4)
+
+
+def test_a_result_says_what_it_is(tmp_path):
+    cfg = short("seed=3")
+    result = train(cfg, tmp_path, {"seed": "3"})
+    stored = Result.read(tmp_path / "result.json")
+    assert stored == result
+    assert stored.status == "finished" and stored.updates == 6 and stored.best_update in (3, 6)
+    assert set(stored.metrics) == {
+        "valid/loss", "valid/accuracy", "test/loss", "test/accuracy",
+        "test/loss_batch_statistics", "test/accuracy_batch_statistics",
+    }  # fmt: skip
+    assert stored.config["seed"] == 3 and stored.environment["torch"] == torch.__version__
+    text = (tmp_path / "result.json").read_text()
+    assert "data_dir" not in text and "out_dir" not in text and str(tmp_path) not in text
+    assert not (tmp_path / CHECKPOINT).exists()
+    weights = checkpoint.load(tmp_path / MODEL)["model"]
+    assert not weights["layer.bn_hh.pop_var"].isnan().any()
+
+
+def test_a_model_without_statistics_is_measured_once(tmp_path):
+    metrics = train(short("model=lstm"), tmp_path).metrics
+    assert set(metrics) == {"valid/loss", "valid/accuracy", "test/loss", "test/accuracy"}
+
+
+def test_the_same_seed_gives_the_same_result_and_another_seed_another(tmp_path):
+    first, again, other = (train(short(f"seed={s}"), tmp_path / n) for n, s in (("a", 0), ("b", 0), ("c", 1)))
+    assert without_time(tmp_path / "a") == without_time(tmp_path / "b")
+    assert first.metrics == again.metrics != other.metrics
+
+
+def test_evaluation_does_not_touch_training(tmp_path):
+    train(short("data.state_noise=0.1"), tmp_path / "a")
+    train(short("data.state_noise=0.1", "budget.eval_every=2"), tmp_path / "b")
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_the_selected_model_is_the_best_of_the_evaluations(tmp_path):
+    result = train(short("budget.updates=40", "budget.eval_every=4"), tmp_path)
+    valid = {r["update"]: r["valid/accuracy"] for r in read_jsonl(tmp_path / "metrics.jsonl") if "valid/accuracy" in r}
+    assert list(valid) == list(range(4, 41, 4))
+    assert result.best_update == max(valid, key=lambda u: (valid[u], -u))
+    assert result.metrics["valid/accuracy"] == max(valid.values())
+
+
+def test_a_second_start_does_no_work(tmp_path):
+    first = train(short(), tmp_path)
+    written = (tmp_path / "result.json").stat().st_mtime_ns
+    started = time.monotonic()
+    assert train(short("device=cpu", "wandb.mode=offline"), tmp_path) == first
+    assert time.monotonic() - started < 1
+    assert (tmp_path / "result.json").stat().st_mtime_ns == written
+
+
+def test_a_finished_cell_with_another_config_stops_and_names_the_difference(tmp_path):
+    train(short(), tmp_path)
+    with pytest.raises(BnrnnError, match=r"another configuration \(optim.lr: 0.001 there, 0.01 now\)"):
+        train(short("optim.lr=0.01"), tmp_path)
+
+
+def test_a_checkpoint_of_another_config_stops_too(tmp_path):
+    with pytest.raises(SystemExit):
+        interrupt_at(2, short(), tmp_path)
+    with pytest.raises(BnrnnError, match=r"checkpoint.pt was made with another configuration \(grad_clip"):
+        train(short("grad_clip=5"), tmp_path)
+
+
+def test_a_damaged_checkpoint_or_result_is_named(tmp_path):
+    (tmp_path / CHECKPOINT).write_bytes(b"half a checkpo")
+    with pytest.raises(BnrnnError, match=r"checkpoint.pt cannot be read .*remove it"):
+        train(short(), tmp_path)
+    (tmp_path / "result.json").write_text('{"name": "x"')
+    with pytest.raises(BnrnnError, match=r"result.json is not a result"):
+        train(short(), tmp_path)
+
+
+def test_divergence_ends_the_run_with_a_result_that_says_so(tmp_path):
+    result = train(short("optim.lr=1e30", "model=lstm", "budget.updates=100"), tmp_path)
+    assert result.status == "diverged" and result.metrics == {} and result.updates < 100
+    assert train(short("optim.lr=1e30", "model=lstm", "budget.updates=100"), tmp_path) == result
+    json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1], parse_constant=pytest.fail)
+
+
+def interrupt_at(update: int, cfg, run_dir: Path) -> None:
+    """Train, and let SIGTERM arrive in the middle of an update."""
+    from bnrnn.loop import Trainer
+
+    original = Trainer._update
+
+    def update_and_signal(self, batch):
+        if self.state.update == update:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_update", update_and_signal)
+        train(cfg, run_dir)
+
+
+def test_sigterm_saves_first_and_the_run_goes_on_bit_for_bit(tmp_path):
+    cfg = short("data.state_noise=0.1")
+    whole = train(cfg, tmp_path / "whole")
+    for update in (0, 3, 4):  # before the first record, right at an evaluation, between two records
+        run_dir = tmp_path / str(update)
+        with pytest.raises(SystemExit, match="SIGTERM: saved"):
+            interrupt_at(update, cfg, run_dir)
+        assert checkpoint.load(run_dir / CHECKPOINT)["state"]["update"] == update + 1
+        resumed = train(cfg, run_dir)
+        assert resumed.metrics == whole.metrics
+        assert without_time(run_dir) == without_time(tmp_path / "whole")
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def start(run_dir: Path, *overrides: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "bnrnn.train", f"hydra.run.dir={run_dir}", *overrides]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment_and_start_again_is_as_if_nothing_had_happened(tmp_path):
+    overrides = ("data.state_noise=0.1", "budget.updates=60", "budget.eval_every=7", "log_every=3",
+                 "model.hidden_size=32", "checkpoint_seconds=0.2", "population_batch_size=300")  # fmt: skip
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    reference = start(whole, *overrides)
+    kills = 0
+    for num_records in (1, 9, 17, 25):
+        process = start(killed, *overrides)
+        while process.poll() is None and len(read_jsonl(killed / "metrics.jsonl")) < num_records:
+            time.sleep(0.01)
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        process.communicate()
+        assert not (killed / "result.json").exists()
+    process = start(killed, *overrides)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "resumed at update" in output
+    reference.communicate()
+    assert kills == 4
+    assert without_time(killed) == without_time(whole)
+    a, b = (Result.read(d / "result.json") for d in (killed, whole))
+    assert a.metrics == b.metrics and a.best_update == b.best_update
+    a, b = (checkpoint.load(d / MODEL)["model"] for d in (killed, whole))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.slow
+def test_a_second_process_is_kept_out_of_a_cell_that_is_being_trained(tmp_path):
+    overrides = ("budget.updates=100000", "checkpoint_seconds=1000")
+    first = start(tmp_path, *overrides)
+    while not read_jsonl(tmp_path / "metrics.jsonl"):
+        assert first.poll() is None
+        time.sleep(0.05)
+    second = start(tmp_path, *overrides)
+    output, _ = second.communicate()
+    first.terminate()
+    saved, _ = first.communicate()
+    assert second.returncode == 1 and "is being trained by another process" in output
+    assert "Traceback" not in output
+    assert first.returncode == 1 and "SIGTERM: saved; the same command goes on from here" in saved
+    assert (tmp_path / CHECKPOINT).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.layer.gama_init=1", "gama_init"),
+        ("model=bn_lstn", "bn_lstm"),
+        ("device=tpu", "device=tpu is unknown: use auto, cpu or cuda"),
+        ("batch_size=1", "at least 2 sequences, got a batch of 1"),
+        ("data=smnist", "train-images-idx3-ubyte.gz is missing: run `make data`"),
+        ("optim.decay=2", "optim.decay must be in [0, 1)"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_message_without_a_traceback(tmp_path, override, message):
+    process = start(tmp_path / "run", override, f"data_dir={tmp_path}")
+    output, _ = process.communicate()
+    assert process.returncode == 1
+    assert message in output
+    assert "Traceback" not in output
+
+
+def test_a_gpu_that_is_not_there_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto").type == "cpu"
+    with pytest.raises(BnrnnError, match="device=cuda asks for a GPU"):
+        choose_device("cuda")
