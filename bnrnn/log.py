@@ -61,6 +61,11 @@ class RunLog:
         if self.wandb_run is not None:
             self.wandb_run.log(values, step=update)
 
+    def finish(self, status: str, metrics: dict[str, float]) -> None:
+        """Tell wandb what the run came to, for its table of runs."""
+        if self.wandb_run is not None:
+            self.wandb_run.summary.update({"status": status, **metrics})
+
     def say(self, text: str) -> None:
         """One line for people."""
         tqdm.write(f"{self.title} {text}".strip(), file=sys.stdout)

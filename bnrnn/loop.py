@@ -127,10 +127,10 @@ class Trainer:
                     started = time.monotonic()
                     state.window += self._update(next(batches))
                     state.update += 1
-                    if state.update % self.log_every == 0:
+                    state.seconds += time.monotonic() - started
+                    if state.update % self.log_every == 0 or state.update == self.updates:
                         self._record_window()
                         bar.set_postfix_str(self._summary(), refresh=False)
-                    state.seconds += time.monotonic() - started
                     bar.update()
                     self.stop.check()
                 except Interrupted:
@@ -189,7 +189,7 @@ class Trainer:
 
     def _summary(self) -> str:
         state = self.state
-        parts = [f"loss {state.loss:.3f}"]
+        parts = [f"loss {state.loss:.3f}"] if math.isfinite(state.loss) else []
         if state.best is not None:
             parts.append(f"best valid accuracy {state.best['metrics']['valid/accuracy']:.4f} @ {state.best['update']}")
         return ", ".join(parts)

@@ -103,6 +103,7 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         )
         if not state.diverged:
             checkpoint.save(run_dir / MODEL, {"model": model.state_dict(), "config": record})
+        log.finish(result.status, metrics)
         result.write(run_dir)
         (run_dir / CHECKPOINT).unlink()
         log.say(f"{result.status} at update {state.update}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
