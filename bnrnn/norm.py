@@ -90,6 +90,11 @@ class SequenceBatchNorm(nn.Module):
             )
         return mean, var
 
+    def collect(self, t_start: int, mean: Tensor | None, var: Tensor | None) -> None:
+        """Count the statistics (T, F) of one batch from step t_start on, if population statistics are being estimated."""
+        if self.average is not None and mean is not None and var is not None:
+            self.average.add(t_start, mean, var)
+
     def forward(
         self, x: Float[Tensor, "T B F"], t_start: int = 0, shift: Float[Tensor, " F"] | None = None
     ) -> Float[Tensor, "T B F"]:
@@ -102,8 +107,9 @@ class SequenceBatchNorm(nn.Module):
         # One batch_norm a step: five times faster here than var_mean over a middle axis.
         steps = zip(x.unbind(0), means, variances, strict=True)
         y = torch.stack([normalize(x_t, self.gamma, beta, self.eps, mean, var) for x_t, mean, var in steps])
-        if self.average is not None:
-            self.average.add(t_start, *map(torch.stack, zip(*map(moments, x.unbind(0)), strict=True)))
+        if self.collecting:
+            means, variances = zip(*map(moments, x.unbind(0)), strict=True)
+            self.collect(t_start, torch.stack(means), torch.stack(variances))
         return y
 
 

@@ -25,23 +25,17 @@ class RMSProp(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            for p in params:
-                state = self.state[p]
-                if not state:
-                    state["v"] = torch.zeros_like(p)
-                    if group["momentum"]:
-                        state["velocity"] = torch.zeros_like(p)
-            grads = [p.grad for p in params]
-            v = [self.state[p]["v"] for p in params]
-            torch._foreach_mul_(v, group["decay"])
-            torch._foreach_addcmul_(v, grads, grads, 1 - group["decay"])
-            scale = torch._foreach_sqrt(v)
-            torch._foreach_clamp_min_(scale, 1e-5)
-            steps = torch._foreach_div(grads, scale)
-            if group["momentum"]:
-                velocity = [self.state[p]["velocity"] for p in params]
-                torch._foreach_mul_(velocity, group["momentum"])
-                torch._foreach_add_(velocity, steps)
-                steps = velocity
-            torch._foreach_add_(params, steps, alpha=-group["lr"])
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step(p, p.grad, self.state[p], **{k: group[k] for k in ("lr", "decay", "momentum")})
+
+    def _step(self, p: Tensor, g: Tensor, state: dict[str, Tensor], lr: float, decay: float, momentum: float) -> None:
+        if not state:
+            state["v"] = torch.zeros_like(p)
+            if momentum:
+                state["velocity"] = torch.zeros_like(p)
+        v = state["v"].mul_(decay).addcmul_(g, g, value=1 - decay)
+        step = g / v.sqrt().clamp_min_(1e-5)
+        if momentum:
+            step = state["velocity"].mul_(momentum).add_(step)
+        p.add_(step, alpha=-lr)

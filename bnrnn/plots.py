@@ -46,7 +46,7 @@ def draw_panel(
     lasts = []
     for color, row in zip(COLORS, rows, strict=False):
         mine = [run for run in runs if at(run, row)]
-        lasts.append(draw_runs(ax, mine, metric, color, f"{label(row)}, ours (n={len(mine)})"))
+        lasts.append(draw_runs(ax, mine, metric, color, f"{label(row)}{', ours' if points else ''} (n={len(mine)})"))
     last = max(lasts, default=0)
     for color, row in zip(COLORS, rows, strict=False):
         shown = {u: y for u, y in points.get(row, {}).items() if u <= 1.02 * last or not last}

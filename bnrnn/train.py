@@ -17,7 +17,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn import checkpoint
@@ -154,7 +154,7 @@ def main(cfg: DictConfig) -> None:
     pairs = (override.lstrip("+").split("=", 1) for override in job.overrides.task)
     overrides = {key: value for key, value in sorted(pairs) if key not in excluded}
     total = os.environ.get("BNRNN_CELLS")
-    title = f"[cell {job.job.num + 1} of {total}]" if "num" in job.job and total else ""
+    title = f"[cell {job.job.num + 1} of {total}]" if total and not OmegaConf.is_missing(job.job, "num") else ""
     train(cfg, Path(job.runtime.output_dir), overrides, title)
 
 

@@ -50,20 +50,21 @@ class BNLSTM(RecurrentLayer):
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
+        h, c = state
         gates_x = self.bn_ih(F.linear(x, self.weight_ih), t_start, shift=self.bias)  # (T, B, 4H), x's terms of eq. 6
-        hh, c = self.bn_hh.population(t_start, len(x)), self.bn_c.population(t_start, len(x))
+        of_hh, of_c = (norm.population(t_start, len(x)) for norm in (self.bn_hh, self.bn_c))
         y, state, seen = lstm_scan(
             gates_x,
-            *state,
+            h,
+            c,
             self.weight_hh,
             gamma_hh=self.bn_hh.gamma,
             gamma_c=self.bn_c.gamma,
             beta_c=self.bn_c.beta,
             eps=self.bn_hh.eps,
-            population=Statistics(*hh, *c) if hh and c else None,
-            collect=self.bn_hh.average is not None,
+            population=Statistics(*of_hh, *of_c) if of_hh and of_c else None,
+            collect=self.bn_hh.collecting,
         )
-        if self.bn_hh.average is not None and self.bn_c.average is not None:
-            self.bn_hh.average.add(t_start, seen.mean_hh, seen.var_hh)
-            self.bn_c.average.add(t_start, seen.mean_c, seen.var_c)
+        self.bn_hh.collect(t_start, seen.mean_hh, seen.var_hh)
+        self.bn_c.collect(t_start, seen.mean_c, seen.var_c)
         return y, state

@@ -27,19 +27,19 @@ class BNRNN(RecurrentLayer):
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
+        (h,) = state
         population = self.bn.population(t_start, len(x))
         if population is None:
             check_batch(x)
         y, h, seen = rnn_scan(
             F.linear(x, self.weight_ih),
-            *state,
+            h,
             self.weight_hh,
             gamma=self.bn.gamma,
             beta=self.bn.beta,
             eps=self.bn.eps,
             population=population,
-            collect=self.bn.average is not None,
+            collect=self.bn.collecting,
         )
-        if self.bn.average is not None and seen is not None:
-            self.bn.average.add(t_start, *seen)
+        self.bn.collect(t_start, *seen)
         return y, (h,)

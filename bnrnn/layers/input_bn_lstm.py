@@ -39,6 +39,7 @@ class InputBNLSTM(RecurrentLayer):
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
+        h, c = state
         gates_x = self.bn_ih(F.linear(x, self.weight_ih), t_start, shift=self.bias)  # (T, B, 4H)
-        y, state, _ = lstm_scan(gates_x, *state, self.weight_hh, beta_c=self.beta_c)
+        y, state, _ = lstm_scan(gates_x, h, c, self.weight_hh, beta_c=self.beta_c)
         return y, state

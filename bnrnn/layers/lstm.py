@@ -30,6 +30,7 @@ class LSTM(RecurrentLayer):
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
+        h, c = state
         gates_x = F.linear(x, self.weight_ih, self.bias)  # (T, B, 4H)
-        y, state, _ = lstm_scan(gates_x, *state, self.weight_hh, beta_c=self.beta_c)
+        y, state, _ = lstm_scan(gates_x, h, c, self.weight_hh, beta_c=self.beta_c)
         return y, state

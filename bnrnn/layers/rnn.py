@@ -20,5 +20,6 @@ class RNN(RecurrentLayer):
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
-        y, h, _ = rnn_scan(F.linear(x, self.weight_ih, self.bias), *state, self.weight_hh)
+        (h,) = state
+        y, h, _ = rnn_scan(F.linear(x, self.weight_ih, self.bias), h, self.weight_hh)
         return y, (h,)

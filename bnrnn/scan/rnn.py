@@ -16,7 +16,7 @@ def rnn_scan(
     eps: float = 1e-5,
     population: tuple[Tensor, Tensor] | None = None,
     collect: bool = False,
-) -> tuple[Float[Tensor, "T B H"], Float[Tensor, "B H"], tuple[Tensor, Tensor] | None]:
+) -> tuple[Float[Tensor, "T B H"], Float[Tensor, "B H"], tuple[Tensor | None, Tensor | None]]:
     """Run h_t = tanh(BN(W_hh h_{t-1} + x_proj_t; gamma, beta)) and return every h, the last one, and statistics.
 
     gamma None leaves the sum as it is; population None normalizes with the batch's statistics. The statistics
@@ -30,5 +30,5 @@ def rnn_scan(
         ys.append(h)
         if collect:
             seen.append(moments(a))
-    statistics = (torch.stack([m for m, _ in seen]), torch.stack([v for _, v in seen])) if collect else None
+    statistics = (torch.stack([m for m, _ in seen]), torch.stack([v for _, v in seen])) if collect else (None, None)
     return torch.stack(ys), h, statistics

@@ -1,0 +1,44 @@
+"""What README promises is there."""
+
+import re
+import subprocess
+
+import pytest
+
+from bnrnn.evidence import ROOT, claim_keys, compose_config
+
+README = (ROOT / "README.md").read_text()
+CODE = [
+    line.strip() for block in re.findall(r"```(?:sh|bash)\n(.*?)```", README, re.DOTALL) for line in block.split("\n")
+]
+COMMANDS = [line.split("#")[0].strip() for line in CODE if line.split("#")[0].strip()]
+PATHS = re.findall(r"`((?:bnrnn|conf|experiments|results|scripts|tests|docs)/[\w./-]*)`", README)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
+def test_every_make_command_has_a_target_and_its_recipes_exist(command):
+    run = subprocess.run(["make", "--dry-run", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    for key in re.findall(r"experiment=(\S+)", run.stdout):
+        assert key in claim_keys() or key == "quickstart"
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "-m bnrnn.train" in c])
+def test_every_training_command_composes(command):
+    overrides = [o for o in command.split("bnrnn.train")[1].split() if not o.startswith("-")]
+    compose_config(*(re.sub(r"=([^,\s]+),\S*", r"=\1", o) for o in overrides))
+
+
+@pytest.mark.parametrize("path", sorted(set(PATHS)))
+def test_every_path_exists(path):
+    assert (ROOT / path).exists()
+
+
+def test_there_is_something_to_check():
+    assert len(COMMANDS) > 5
+    assert len(PATHS) > 5
+
+
+def test_the_python_of_the_readme_runs():
+    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+        exec(compile(block, "README.md", "exec"), {})
