@@ -91,7 +91,7 @@ class SequenceBatchNorm(nn.Module):
         return mean, var
 
     def collect(self, t_start: int, mean: Tensor | None, var: Tensor | None) -> None:
-        """Count the statistics (T, F) of one batch from step t_start on, if population statistics are being estimated."""
+        """Count the statistics (T, F) of one batch from step t_start on, while the estimate is being made."""
         if self.average is not None and mean is not None and var is not None:
             self.average.add(t_start, mean, var)
 
