@@ -85,20 +85,20 @@ def draw_sweep(key: str, results_dir: Path, path: Path) -> None:
 
 def draw_gradient_norms(log10: dict[str, Tensor], claim: dict[str, Any], path: Path) -> None:
     """Fig. 1a: log10 of the gradient norm (draws, T), a line a gamma for the median, the paper's points as circles."""
-    fig, ax = plt.subplots(figsize=(8, 5))
+    fig, ax = plt.subplots(figsize=(9, 5))
     colors = plt.get_cmap("viridis")
     for k, (gamma, values) in enumerate(log10.items()):
         color = colors(k / len(log10))
         ax.plot(values.median(0).values, color=color, label=f"gamma {gamma}")
-        ax.fill_between(range(values.shape[1]), values.min(0).values, values.max(0).values, color=color, alpha=0.12)
         paper = claim["log10"][gamma]
         ax.plot(claim["steps"][: len(paper)], paper, "o", color=color, markerfacecolor="none", markersize=5)
     ax.set(xlabel="time step t", ylabel="log10 of |dloss / dh_t|", xlim=(0, 800), ylim=(-27, 1))
     ax.set_title(
-        "Gradients through a batch-normalized tanh RNN: median and range of our draws, paper (circles)", fontsize=10
+        "Gradients through a batch-normalized tanh RNN: median of our draws (lines), the paper's one draw (circles)",
+        fontsize=10,
     )
     ax.grid(alpha=0.25)
-    ax.legend(frameon=False, fontsize=8, ncol=2, loc="lower right")
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     save(fig, path)
 
 

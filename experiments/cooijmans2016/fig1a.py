@@ -37,7 +37,7 @@ def gradient_norms(gamma: str, batch: Batch) -> list[float]:
         _, state = model.layer(x[t : t + 1], state, t_start=t)
         hs.append(state[0])
     loss = F.cross_entropy(model.head(hs[-1]), batch.targets[-1])
-    return torch.stack([grad.norm(dim=1).mean() for grad in torch.autograd.grad(loss, hs)]).tolist()
+    return [float(f"{grad.norm(dim=1).mean():.4g}") for grad in torch.autograd.grad(loss, hs)]
 
 
 def measure(data_dir: str, num_draws: int, gammas: list[str]) -> dict[str, Any]:
