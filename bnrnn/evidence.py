@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
@@ -66,6 +68,19 @@ def claim_keys() -> list[str]:
     """Every `<paper>/<table>` that is claimed."""
     files = sorted((ROOT / "experiments").glob("*/claims.yaml"))
     return [f"{f.parent.name}/{name}" for f in files for name in yaml.safe_load(f.read_text()) if name != "paper"]
+
+
+def load_analysis(key: str) -> ModuleType | None:
+    """The module behind a claim that needs no training, with `render(result)` and `draw(result, path)`."""
+    name = load_claim(key).get("analysis")
+    if name is None:
+        return None
+    spec = spec_from_file_location(Path(name).stem, ROOT / "experiments" / key.split("/")[0] / name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def compose_config(*overrides: str, hydra: bool = False) -> DictConfig:

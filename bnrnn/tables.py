@@ -1,11 +1,12 @@
 """From results to markdown: published against ours, short runs against the paper's curve, and summaries of sweeps."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from bnrnn.evidence import Run, group, load_claim, load_runs, longest, sweep
+from bnrnn.results import write_json
 
 NONE = "–"
 
@@ -126,3 +127,17 @@ def render_summary(runs: list[Run]) -> str:
         return "No run has finished yet.\n"
     header = ["run", "budget", "updates", "valid %", "test %, population", "test %, batch", "s / update", ""]
     return markdown(header, rows)
+
+
+def publish(
+    key: str,
+    result: dict[str, Any],
+    out_dir: Path,
+    render: Callable[[dict[str, Any]], str],
+    draw: Callable[[dict[str, Any], Path], None],
+) -> None:
+    """Store what an analysis measured, with its page and its picture, and print the page."""
+    write_json(out_dir / f"{key}.json", result)
+    (out_dir / f"{key}.md").write_text(render(result))
+    draw(result, out_dir / f"{key}.png")
+    print(render(result))

@@ -6,12 +6,13 @@ python scripts/make_tables.py --show KEY --results DIR    one experiment: print 
 """
 
 import argparse
+import json
 import re
 from pathlib import Path
 
 from bnrnn import plots
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.evidence import ROOT, claim_keys, load_claim, load_runs
+from bnrnn.evidence import ROOT, claim_keys, load_analysis, load_claim, load_runs
 from bnrnn.tables import render, render_short, render_summary
 
 RESULTS = ROOT / "results"
@@ -19,13 +20,23 @@ BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def measured_keys() -> list[str]:
-    """The trained claims that have results."""
-    return [key for key in claim_keys() if "curves" in load_claim(key) and load_runs(key, RESULTS)]
+    """The claims that have results."""
+    return [key for key in claim_keys() if (RESULTS / f"{key}.json").exists() or load_runs(key, RESULTS)]
+
+
+def page(key: str) -> str:
+    """The markdown of a claim."""
+    analysis = load_analysis(key)
+    return analysis.render(json.loads((RESULTS / f"{key}.json").read_text())) if analysis else render(key, RESULTS)
 
 
 def draw(key: str, results_dir: Path) -> list[Path]:
     """Draw the figures of an experiment and return where they are."""
-    claim = load_claim(key)
+    claim, analysis = load_claim(key), load_analysis(key)
+    if analysis:
+        path = results_dir / f"{key}.png"
+        analysis.draw(json.loads((results_dir / f"{key}.json").read_text()), path)
+        return [path]
     if not claim:
         path = results_dir / f"{key}.png"
         plots.draw_sweep(key, results_dir, path)
@@ -38,7 +49,7 @@ def draw(key: str, results_dir: Path) -> list[Path]:
 
 def texts() -> dict[Path, str]:
     """What every rendered file should say."""
-    pages = {RESULTS / f"{key}.md": render(key, RESULTS) for key in measured_keys()}
+    pages = {RESULTS / f"{key}.md": page(key) for key in measured_keys()}
     readme = ROOT / "README.md"
     filled = BLOCK.sub(lambda m: f"{m[1]}{render_short(m[2], RESULTS)}{m[3]}", readme.read_text())
     return {**pages, readme: filled}

@@ -20,8 +20,8 @@ from bnrnn import plots
 from bnrnn.data.base import Batch
 from bnrnn.errors import report_errors
 from bnrnn.evidence import compose_config, load_claim
-from bnrnn.results import provenance, write_json
-from bnrnn.tables import markdown
+from bnrnn.results import provenance
+from bnrnn.tables import markdown, publish
 
 KEY = "cooijmans2016/fig1a"
 
@@ -56,20 +56,27 @@ def log10(result: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def render(result: dict[str, Any]) -> str:
-    claim, rows = load_claim(KEY), []
+    claim, rows, within = load_claim(KEY), [], []
     steps, missing = claim["steps"], "< -25"
     for gamma, norms in log10(result).items():
         paper = claim["log10"][gamma]
         at = norms[:, steps]
+        lowest, highest = at.min(0).values - 0.05, at.max(0).values + 0.05  # the paper's points are rounded to 0.1
+        within += [bool(low <= v <= high) for v, low, high in zip(paper, lowest, highest, strict=False)]
         rows.append([gamma, "paper", *(f"{v:.1f}" for v in paper), *[missing] * (len(steps) - len(paper))])
         rows.append(["", "ours, median", *(f"{v:.1f}" for v in at.median(0).values)])
         rows.append(["", "lowest", *(f"{v:.1f}" for v in at.min(0).values)])
         rows.append(["", "highest", *(f"{v:.1f}" for v in at.max(0).values)])
     caption = (
-        f"log10 of the gradient norm at step t, over {len(norms)} draws of weights and images; the paper's is one.\n"
+        f"log10 of the gradient norm at step t, over {len(norms)} draws of weights and images; the paper's is one draw. "
+        f"{sum(within)} of its {len(within)} points lie within the range of ours.\n"
     )
     table = markdown(["gamma", "", *(f"t={t}" for t in steps)], rows)
     return f"# {claim['title']}\n\n{caption}\n{table}\n![Fig. 1a](fig1a.png)\n"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    plots.draw_gradient_norms(log10(result), load_claim(KEY), path)
 
 
 def main() -> None:
@@ -80,10 +87,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     result = measure(args.data_dir, args.num_draws, list(load_claim(KEY)["log10"]))
-    write_json(args.out_dir / f"{KEY}.json", result)
-    plots.draw_gradient_norms(log10(result), load_claim(KEY), args.out_dir / f"{KEY}.png")
-    (args.out_dir / f"{KEY}.md").write_text(render(result))
-    print(render(result))
+    publish(KEY, result, args.out_dir, render, draw)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import torch
 from bnrnn import plots
 from bnrnn.errors import report_errors
 from bnrnn.evidence import load_claim
-from bnrnn.results import provenance, write_json
-from bnrnn.tables import markdown
+from bnrnn.results import provenance
+from bnrnn.tables import markdown, publish
 
 KEY = "cooijmans2016/fig1b"
 
@@ -47,15 +47,15 @@ def render(result: dict[str, Any]) -> str:
     return f"# {claim['title']}\n\n{table}\n![Fig. 1b](fig1b.png)\n"
 
 
+def draw(result: dict[str, Any], path: Path) -> None:
+    plots.draw_tanh_derivative(result, load_claim(KEY)["points"], path)
+
+
 def main() -> None:
     parser = ArgumentParser(description="Fig. 1b of Cooijmans et al. 2016")
     parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
     args = parser.parse_args()
-    result = measure()
-    write_json(args.out_dir / f"{KEY}.json", result)
-    plots.draw_tanh_derivative(result, load_claim(KEY)["points"], args.out_dir / f"{KEY}.png")
-    (args.out_dir / f"{KEY}.md").write_text(render(result))
-    print(render(result))
+    publish(KEY, measure(), args.out_dir, render, draw)
 
 
 if __name__ == "__main__":
