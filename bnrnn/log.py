@@ -27,6 +27,12 @@ class CountCells(Callback):
         os.environ["BNRNN_CELLS"] = str(math.prod(counts))
 
 
+def say(text: str, title: str = "") -> None:
+    """One line for people, above a progress bar if there is one."""
+    tqdm.write(f"{title} {text}".strip(), file=sys.stdout)
+    sys.stdout.flush()
+
+
 class RunLog:
     """Where a run writes what happens; use as a context manager.
 
@@ -67,14 +73,13 @@ class RunLog:
             self.wandb_run.summary.update({"status": status, **metrics})
 
     def say(self, text: str) -> None:
-        """One line for people."""
-        tqdm.write(f"{self.title} {text}".strip(), file=sys.stdout)
-        sys.stdout.flush()
+        """One line for people, with the title before it."""
+        say(text, self.title)
 
     def bar(self, total: int, initial: int = 0, what: str = "updates") -> tqdm:
         """A progress bar on a terminal, nothing elsewhere."""
         return tqdm(total=total, initial=initial, desc=f"{self.title} {what}".strip(), disable=None, leave=False,
-                    unit=" " + what, dynamic_ncols=True, smoothing=0.1)  # fmt: skip
+                    unit=" updates" if what == "updates" else " batches", dynamic_ncols=True, smoothing=0.1)  # fmt: skip
 
     def track(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
         """Pass items on, with a bar."""

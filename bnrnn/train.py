@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn import checkpoint
 from bnrnn.errors import BnrnnError
-from bnrnn.log import RunLog, start_wandb
+from bnrnn.log import RunLog, say, start_wandb
 from bnrnn.loop import Stop, Trainer, TrainState
 from bnrnn.norm import batch_statistics, has_batch_norm
 from bnrnn.results import FILE, Result, check_same_config, config_hash, config_record, environment, git_commit
@@ -40,6 +40,7 @@ def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = Non
     if (run_dir / FILE).exists():
         result = Result.read(run_dir / FILE)
         check_same_config(result.config, record, run_dir / FILE)
+        say(f"{os.path.relpath(run_dir)}: {result.status} before", title)
         return result
     run_dir.mkdir(parents=True, exist_ok=True)
     with _locked(run_dir):
@@ -82,9 +83,8 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         )
         if saved is not None:
             trainer.restore(saved)
-        log.say(
-            f"{run_dir}: {'resumed at' if saved else 'from'} update {state.update} of {cfg.budget.updates}, {device}"
-        )
+        begun = f"resumed at update {state.update}" if saved else "from the start"
+        log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}")
         trainer.fit()
         metrics = {} if state.diverged else measure(trainer)
         result = Result(

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,8 +62,8 @@ def test_a_sweep_counts_its_cells_and_skips_the_finished_ones(tmp_path, launcher
     if launcher == "basic":
         cells[1].unlink()
         output = train_process(tmp_path, *overrides)
-        assert "[cell 1 of 2] " in output
-        assert "[cell 2 of 2] " not in output, "the finished cell was trained again"
+        assert re.search(r"\[cell 1 of 2\] \S+model=lstm,seed=4: from the start", output)
+        assert re.search(r"\[cell 2 of 2\] \S+model=bn_lstm,seed=4: finished before", output)
         assert cells[0].stat().st_mtime_ns == written[0]
 
 

@@ -68,7 +68,7 @@ def render(result: dict[str, Any]) -> str:
         rows.append(["", "lowest", *(f"{v:.1f}" for v in at.min(0).values)])
         rows.append(["", "highest", *(f"{v:.1f}" for v in at.max(0).values)])
     caption = (
-        f"log10 of the gradient norm at step t, over {len(norms)} draws of weights and images; the paper's is one draw. "
+        f"log10 of the gradient norm at step t, over {len(norms)} draws of weights and images; the paper's is one. "
         f"{sum(within)} of its {len(within)} points lie within the range of ours.\n"
     )
     table = markdown(["gamma", "", *(f"t={t}" for t in steps)], rows)

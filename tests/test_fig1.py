@@ -1,0 +1,46 @@
+"""The analyses of Fig. 1 against other ways to the same numbers."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hydra.utils import instantiate
+from torch import nn
+
+from bnrnn.data.base import IGNORE, Batch
+from bnrnn.evidence import compose_config, load_analysis
+
+fig1a = load_analysis("cooijmans2016/fig1a")
+fig1b = load_analysis("cooijmans2016/fig1b")
+
+
+def test_gradient_norms_are_those_of_a_loop_over_batchnorm1d():
+    T, B = 6, 10
+    x, labels = torch.rand(T, B, 1), torch.arange(B)
+    targets = torch.full((T, B), IGNORE)
+    targets[-1] = labels
+    torch.manual_seed(3)
+    norms = fig1a.gradient_norms("0.5", Batch(x, targets))
+
+    torch.manual_seed(3)
+    model = instantiate(compose_config("model=bn_rnn").model, input_size=1, output_size=10, t_max=T).double()
+    norm = nn.BatchNorm1d(100).double()
+    nn.init.constant_(norm.weight, 0.5)
+    h, hs = torch.zeros(B, 100, dtype=torch.float64), []
+    for x_t in x.double():
+        h = torch.tanh(norm(h @ model.layer.weight_hh.T + x_t @ model.layer.weight_ih.T))
+        h.retain_grad()
+        hs.append(h)
+    F.cross_entropy(model.head(h), labels).backward()
+    assert norms == pytest.approx([h.grad.norm(dim=1).mean().item() for h in hs], rel=1e-3)
+
+
+def test_the_derivative_of_tanh_is_that_of_the_exact_integral():
+    result = fig1b.measure(num=1000)
+    z = torch.linspace(-8, 8, 4001, dtype=torch.float64)
+    density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
+    for sigma in (0.1, 0.5, 0.9):
+        exact = torch.trapezoid((1 - (sigma * z).tanh().square()) * density, z).item()
+        assert fig1b.at(result, "mean", sigma) == pytest.approx(exact, abs=0.005)
+    assert result["mean"][0] == 1.0
