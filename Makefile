@@ -35,8 +35,11 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: setup  ## LSTM and BN-LSTM side by side on real digits, in minutes on a CPU, no download
 	$(PYTHON) -m bnrnn.train experiment=quickstart budget=$(BUDGET) device=cpu $(ARGS)
 	@$(PYTHON) scripts/make_tables.py --show quickstart --results outputs
-	@echo "Next: make data, then make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 (hours), or BUDGET=smoke (a minute)"
-	@echo "      $(VENV)/bin/wandb leet outputs/quickstart/.../wandb (curves in the terminal), make help"
+	@echo "Next: $(VENV)/bin/wandb leet outputs/quickstart/$(BUDGET)/wandb     every curve, in the terminal"
+	@echo "      make data                                       MNIST"
+	@echo "      make reproduce-table1 BUDGET=smoke SEEDS=0      does the paper's table run here? (minutes)"
+	@echo "      make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 its first 2,500 updates (hours on two cores)"
+	@echo "      make help                                       everything else"
 
 test: setup  ## the whole test suite, without GPU or network
 	$(PYTHON) -m pytest -n 2 -q
@@ -54,7 +57,7 @@ check: setup  ## rendered tables are what the results say
 tables: setup  ## render tables and figures from results/
 	$(PYTHON) scripts/make_tables.py
 
-data: setup  ## download the data sets (to $$BNRNN_DATA, or data/), checksums verified
+data: setup  ## download the data sets (to BNRNN_DATA, or data/), checksums verified
 	$(PYTHON) scripts/prepare_data.py
 
 reproduce-%: setup  ## train all runs of a table and render it: reproduce-table1, reproduce-fig6, ...

@@ -79,7 +79,7 @@ class RunLog:
     def bar(self, total: int, initial: int = 0, what: str = "updates") -> tqdm:
         """A progress bar on a terminal, nothing elsewhere."""
         return tqdm(total=total, initial=initial, desc=f"{self.title} {what}".strip(), disable=None, leave=False,
-                    unit=" updates" if what == "updates" else " batches", dynamic_ncols=True, smoothing=0.1)  # fmt: skip
+                    unit=f" {what if what == 'updates' else 'batches'}", dynamic_ncols=True)  # fmt: skip
 
     def track(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
         """Pass items on, with a bar."""
@@ -89,9 +89,10 @@ class RunLog:
                 bar.update()
 
 
-def start_wandb(cfg: DictConfig, config: dict[str, Any], run_dir: Path, run_name: str, run_id: str | None) -> Any:
-    """A wandb run beside metrics.jsonl, quiet and without looking around on the machine; None if it is disabled.
+def start_wandb(cfg: DictConfig, config: dict[str, Any], folder: Path, run_name: str, run_id: str) -> Any:
+    """A wandb run in `folder`, quiet and without looking around on the machine; None if it is disabled.
 
+    The runs of a sweep share a folder, so that wandb's own viewer shows their curves side by side.
     A resumed run is a second piece with the same id: wandb joins the pieces when they are synced.
     """
     if cfg.wandb.mode == "disabled":
@@ -116,7 +117,7 @@ def start_wandb(cfg: DictConfig, config: dict[str, Any], run_dir: Path, run_name
         id=run_id,
         resume="allow" if cfg.wandb.mode == "online" else None,
         config=config,
-        dir=run_dir,
+        dir=folder,
         settings=settings,
     )
 

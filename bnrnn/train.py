@@ -62,7 +62,7 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         commits = list(dict.fromkeys([*saved["state"]["commits"], *state.commits]))
         state = TrainState(**{**saved["state"], "commits": commits})
 
-    wandb_run = start_wandb(cfg, record, run_dir, ",".join(f"{k}={v}" for k, v in overrides.items()), state.run_id)
+    wandb_run = start_wandb(cfg, record, run_dir.parent, ",".join(f"{k}={v}" for k, v in overrides.items()), state.run_id)
     with Stop() as stop, RunLog(run_dir, title, state.num_records, wandb_run) as log:
         trainer = Trainer(
             model=model,

@@ -21,8 +21,8 @@ def train_process(out_dir: Path, *overrides: str) -> str:
 @pytest.mark.slow
 def test_wandbs_own_reader_finds_the_record_in_the_offline_run(tmp_path):
     train_process(tmp_path, "wandb.mode=offline", "seed=5", "model=bn_lstm")
-    run_dir = next(tmp_path.glob("default/smoke/*"))
-    (wandb_dir,) = run_dir.glob("wandb/offline-run-*")
+    run_dir = next(tmp_path.glob("default/smoke/*model=*"))
+    (wandb_dir,) = run_dir.parent.glob("wandb/offline-run-*")
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(wandb_dir)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     records = [json.loads(line) for line in lines]
