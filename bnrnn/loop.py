@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from bnrnn.checkpoint import random_state, set_random_state
@@ -71,29 +72,19 @@ class Trainer:
     """One run: `fit` trains to the end of the budget, `evaluate` measures.
 
     Args:
+        cfg: the run's configuration, of which the loop reads what stands at its root and under `budget`.
         save: writes a checkpoint of the given content.
-        grad_clip: largest global norm of the gradient.
-        population_batch_size: batch in the pass that estimates population statistics.
     """
 
+    cfg: DictConfig
     model: nn.Module
     data: SequenceData
     optimizer: torch.optim.Optimizer
+    device: torch.device
     state: TrainState
     log: RunLog
     stop: Stop
     save: Callable[[dict[str, Any]], None]
-    device: torch.device
-    seed: int
-    batch_size: int
-    population_batch_size: int
-    grad_clip: float
-    updates: int
-    eval_every: int
-    log_every: int
-    checkpoint_seconds: float
-    eval_batches: int | None = None
-    population_batches: int | None = None
 
     def snapshot(self) -> dict[str, Any]:
         """What a checkpoint holds; `restore` takes it back."""
@@ -114,21 +105,21 @@ class Trainer:
 
         Raises Interrupted after a signal, with everything saved.
         """
-        state, last_saved = self.state, time.monotonic()
+        cfg, state, last_saved = self.cfg, self.state, time.monotonic()
         state.window = state.window.to(self.device)  # stays there: reading it at every update would stall a GPU
         batches = self._training_batches()
         self.model.train()
-        with self.log.bar(self.updates, initial=state.update) as bar:
+        with self.log.bar(cfg.budget.updates, initial=state.update) as bar:
             while not state.diverged:
                 try:
                     self._evaluate_if_due()
-                    if state.update == self.updates:
+                    if state.update == cfg.budget.updates:
                         break
                     started = time.monotonic()
                     state.window += self._update(next(batches))
                     state.update += 1
                     state.seconds += time.monotonic() - started
-                    if state.update % self.log_every == 0 or state.update == self.updates:
+                    if state.update % cfg.log_every == 0 or state.update == cfg.budget.updates:
                         self._record_window()
                         bar.set_postfix_str(self._summary(), refresh=False)
                     bar.update()
@@ -136,18 +127,18 @@ class Trainer:
                 except Interrupted:
                     self.save(self.snapshot())
                     raise
-                if time.monotonic() - last_saved > self.checkpoint_seconds:
+                if time.monotonic() - last_saved > cfg.checkpoint_seconds:
                     self.save(self.snapshot())
                     last_saved = time.monotonic()
         self.save(self.snapshot())
 
     def _training_batches(self) -> Iterator[Batch]:
         """Batches from the present update on; the order is a function of seed and epoch alone."""
-        per_epoch = self.data.num_batches("train", self.batch_size)
+        per_epoch = self.data.num_batches("train", self.cfg.batch_size)
         epoch, start = divmod(self.state.update, per_epoch)
         while True:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            yield from self.data.batches("train", self.batch_size, generator, start)
+            generator = torch.Generator().manual_seed(self.cfg.seed * 1_000_003 + epoch)
+            yield from self.data.batches("train", self.cfg.batch_size, generator, start)
             epoch, start = epoch + 1, 0
 
     def _update(self, batch: Batch) -> Tensor:
@@ -156,7 +147,7 @@ class Trainer:
         self.optimizer.zero_grad()
         loss = cross_entropy(self.model(batch.inputs), batch.targets)
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.grad_clip)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.grad_clip)
         self.optimizer.step()
         return torch.stack([loss.detach(), norm, torch.ones_like(norm)]).double()
 
@@ -175,7 +166,8 @@ class Trainer:
     def _evaluate_if_due(self) -> None:
         """Validate with batch statistics, as the authors' model selection did (D7), and keep the best model."""
         state = self.state
-        due = state.update % self.eval_every == 0 or state.update == self.updates
+        budget = self.cfg.budget
+        due = state.update % budget.eval_every == 0 or state.update == budget.updates
         if not due or state.evaluated == state.update:
             return
         with batch_statistics(self.model):
@@ -198,14 +190,15 @@ class Trainer:
         """`<split>/loss` and `<split>/accuracy` in evaluation mode, without touching the random generators."""
         scores = Scores()
         with self._measuring():
-            for batch in self._pass(split, self.batch_size, self.eval_batches, split):
+            for batch in self._pass(split, self.cfg.batch_size, self.cfg.budget.eval_batches, split):
                 scores.add(self.model(batch.inputs), batch.targets)
         return {f"{split}/{name}": value for name, value in scores.means().items()}
 
     def estimate_population_statistics(self) -> None:
         """One exact pass over the shuffled training set."""
         with self._measuring():
-            passes = self._pass("train", self.population_batch_size, self.population_batches, "population statistics")
+            most, what = self.cfg.budget.population_batches, "population statistics"
+            passes = self._pass("train", self.cfg.population_batch_size, most, what)
             estimate_population_statistics(self.model, (batch.inputs for batch in passes))
 
     @contextmanager
@@ -213,7 +206,7 @@ class Trainer:
         devices = [self.device] if self.device.type == "cuda" else []
         was_training = self.model.training
         with torch.no_grad(), torch.random.fork_rng(devices):
-            torch.manual_seed(self.seed)
+            torch.manual_seed(self.cfg.seed)
             self.model.eval()
             try:
                 yield
@@ -223,7 +216,7 @@ class Trainer:
     def _pass(self, split: str, batch_size: int, most: int | None, what: str) -> Iterator[Batch]:
         total = self.data.num_batches(split, batch_size)
         total = total if most is None else min(most, total)
-        shuffled = torch.Generator().manual_seed(self.seed) if split == "train" else None
+        shuffled = torch.Generator().manual_seed(self.cfg.seed) if split == "train" else None
         batches = zip(range(total), self.data.batches(split, batch_size, shuffled), strict=False)
         for _, batch in self.log.track(batches, total, what):
             self.stop.check()

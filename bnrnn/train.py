@@ -62,31 +62,23 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         commits = list(dict.fromkeys([*saved["state"]["commits"], *state.commits]))
         state = TrainState(**{**saved["state"], "commits": commits})
 
-    wandb_run = start_wandb(cfg, record, run_dir.parent, ",".join(f"{k}={v}" for k, v in overrides.items()), state.run_id)
+    run_name = ",".join(f"{k}={v}" for k, v in overrides.items())
+    wandb_run = start_wandb(cfg, record, run_dir.parent, run_name, state.run_id)
     with Stop() as stop, RunLog(run_dir, title, state.num_records, wandb_run) as log:
-        trainer = Trainer(
-            model=model,
-            data=data,
-            optimizer=instantiate(cfg.optim)(model.parameters()),
-            state=state,
-            log=log,
-            stop=stop,
-            save=lambda snapshot: checkpoint.save(run_dir / CHECKPOINT, {**snapshot, "config": record}),
-            device=device,
-            seed=cfg.seed,
-            batch_size=cfg.batch_size,
-            population_batch_size=cfg.population_batch_size,
-            grad_clip=float(cfg.grad_clip),
-            log_every=cfg.log_every,
-            checkpoint_seconds=float(cfg.checkpoint_seconds),
-            **{k: v for k, v in cfg.budget.items() if k != "name"},
-        )
+        optimizer = instantiate(cfg.optim)(model.parameters())
+
+        def save(snapshot: dict[str, Any]) -> None:
+            checkpoint.save(run_dir / CHECKPOINT, {**snapshot, "config": record})
+
+        trainer = Trainer(cfg, model, data, optimizer, device, state, log, stop, save)
         if saved is not None:
             trainer.restore(saved)
         begun = f"resumed at update {state.update}" if saved else "from the start"
         log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}")
         trainer.fit()
         metrics = {} if state.diverged else measure(trainer)
+        if not state.diverged:
+            checkpoint.save(run_dir / MODEL, {"model": model.state_dict(), "config": record})
         result = Result(
             name=cfg.name,
             overrides=overrides,
@@ -101,8 +93,6 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
             config_hash=config_hash(record),
             config=record,
         )
-        if not state.diverged:
-            checkpoint.save(run_dir / MODEL, {"model": model.state_dict(), "config": record})
         log.finish(result.status, metrics)
         result.write(run_dir)
         (run_dir / CHECKPOINT).unlink()

@@ -58,6 +58,7 @@ def log10(result: dict[str, Any]) -> dict[str, torch.Tensor]:
 def render(result: dict[str, Any]) -> str:
     claim, rows, within = load_claim(KEY), [], []
     steps, missing = claim["steps"], "< -25"
+    num_draws = len(result["gradient_norms"]["0.1"])
     for gamma, norms in log10(result).items():
         paper = claim["log10"][gamma]
         at = norms[:, steps]
@@ -68,7 +69,7 @@ def render(result: dict[str, Any]) -> str:
         rows.append(["", "lowest", *(f"{v:.1f}" for v in at.min(0).values)])
         rows.append(["", "highest", *(f"{v:.1f}" for v in at.max(0).values)])
     caption = (
-        f"log10 of the gradient norm at step t, over {len(norms)} draws of weights and images; the paper's is one. "
+        f"log10 of the gradient norm at step t, over {num_draws} draws of weights and images; the paper's is one. "
         f"{sum(within)} of its {len(within)} points lie within the range of ours.\n"
     )
     table = markdown(["gamma", "", *(f"t={t}" for t in steps)], rows)
