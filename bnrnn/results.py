@@ -14,9 +14,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from bnrnn.errors import BnrnnError
+from bnrnn.scan import backend
 
 # Where and how a run is made, not what it is: no part of its identity, and of no concern to a reader elsewhere.
-WHERE = ("device", "num_threads", "checkpoint_seconds", "data_dir", "out_dir", "wandb")
+WHERE = ("device", "backend", "num_threads", "checkpoint_seconds", "data_dir", "out_dir", "wandb")
 FILE = "result.json"
 
 
@@ -87,7 +88,7 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {k: v for key, sub in tree.items() for k, v in _flat(sub, f"{prefix}.{key}".strip(".")).items()}
 
 
-def environment(device: torch.device, num_threads: int) -> dict[str, Any]:
+def environment(device: torch.device) -> dict[str, Any]:
     """Versions and hardware that a number may depend on; no names of machines."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
@@ -95,7 +96,8 @@ def environment(device: torch.device, num_threads: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": device.type,
         "hardware": hardware,
-        "num_threads": num_threads,
+        "backend": backend(device, torch.get_default_dtype()),
+        "num_threads": torch.get_num_threads(),
     }
 
 
@@ -115,7 +117,7 @@ def git_commit() -> str:
 
 def provenance() -> dict[str, Any]:
     """What an analysis on the CPU writes beside its numbers."""
-    return {"commit": git_commit(), "environment": environment(torch.device("cpu"), torch.get_num_threads())}
+    return {"commit": git_commit(), "environment": environment(torch.device("cpu"))}
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -1,7 +1,8 @@
 import torch
 from torch import nn
 
-from bnrnn.norm import SequenceBatchNorm, moments
+from bnrnn.norm import SequenceBatchNorm
+from bnrnn.scan.norm import moments
 from tests.helpers import assert_near
 
 

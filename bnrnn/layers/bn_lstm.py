@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.norm import SequenceBatchNorm
-from bnrnn.scan.lstm import Statistics, lstm_scan
+from bnrnn.scan import lstm_scan
+from bnrnn.scan.lstm import Statistics
 
 
 class BNLSTM(RecurrentLayer):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.norm import SequenceBatchNorm
-from bnrnn.scan.lstm import lstm_scan
+from bnrnn.scan import lstm_scan
 
 
 class InputBNLSTM(RecurrentLayer):

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.scan.lstm import lstm_scan
+from bnrnn.scan import lstm_scan
 
 
 class LSTM(RecurrentLayer):

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bnrnn.norm import moments, normalize
+from bnrnn.scan.norm import moments, normalize
 
 
 class Statistics(NamedTuple):

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bnrnn.norm import moments, normalize
+from bnrnn.scan.norm import moments, normalize
 
 
 def rnn_scan(

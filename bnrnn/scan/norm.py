@@ -1,0 +1,39 @@
+"""Batch normalization of one time step and of a whole sequence: the reference."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+
+def normalize(
+    x: Float[Tensor, "B F"],
+    gamma: Float[Tensor, " F"],
+    beta: Float[Tensor, " F"] | None,
+    eps: float,
+    mean: Float[Tensor, " F"] | None = None,
+    var: Float[Tensor, " F"] | None = None,
+) -> Float[Tensor, "B F"]:
+    """BN(x; gamma, beta) (eq. 2) with the given statistics, or with those of the batch (biased variance) for None."""
+    return F.batch_norm(x, mean, var, gamma, beta, training=mean is None, momentum=0.0, eps=eps)
+
+
+def moments(x: Float[Tensor, "B F"]) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
+    """Mean and biased variance over the batch, both detached."""
+    # var_mean over the leading axis takes ten times as long on a CPU.
+    _, mean, invstd = torch.native_batch_norm(x.detach(), None, None, None, None, True, 0.0, 0.0)
+    return mean, (invstd**-2).masked_fill(invstd == 0, 0.0)  # a CPU has 0 for 1 / sqrt(0), CUDA infinity
+
+
+def normalize_sequence(
+    x: Float[Tensor, "T B F"],
+    gamma: Float[Tensor, " F"],
+    beta: Float[Tensor, " F"] | None,
+    eps: float,
+    population: tuple[Float[Tensor, "T F"], Float[Tensor, "T F"]] | None = None,
+) -> Float[Tensor, "T B F"]:
+    """`normalize` at every time step, with the means and variances of `population` or else of the batch."""
+    means, variances = population or ([None] * len(x), [None] * len(x))
+    # One batch_norm a step: five times faster on a CPU than var_mean over a middle axis.
+    steps = zip(x.unbind(0), means, variances, strict=True)
+    return torch.stack([normalize(x_t, gamma, beta, eps, mean, var) for x_t, mean, var in steps])
