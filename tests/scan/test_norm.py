@@ -2,10 +2,11 @@ import pytest
 import torch
 
 from bnrnn import scan
-from bnrnn.scan import norm
+from bnrnn.scan import lstm_cpu, norm
 from tests.helpers import assert_near
 
 
+@pytest.mark.skipif(lstm_cpu.compiler() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("shape", [(4, 6, 23), (1, 3, 16), (3, 5, 1), (2, 40, 68)])
 @pytest.mark.parametrize("has_beta", [True, False])
 @pytest.mark.parametrize("given", [True, False])
