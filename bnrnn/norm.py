@@ -30,7 +30,7 @@ class SequenceBatchNorm(nn.Module):
 
     Args:
         num_features: F.
-        t_max: time steps with population statistics of their own; later steps use the last (section 4.1 of the paper).
+        t_max: time steps with population statistics of their own; later steps use the last (as the paper).
         gamma_init: initial scale. Cooijmans et al. use 0.1, so that tanh is fed the range where gradients survive.
         eps: added to the variance.
         beta: whether there is a trainable shift.
@@ -47,7 +47,7 @@ class SequenceBatchNorm(nn.Module):
         super().__init__()
         if t_max < 1:
             raise BnrnnError(f"t_max must be at least 1 (the training length), got {t_max}")
-        self.t_max, self.eps, self.gamma_init = t_max, eps, gamma_init
+        self.t_max, self.eps = t_max, eps
         self.gamma = nn.Parameter(torch.full((num_features,), float(gamma_init)))
         self.beta = nn.Parameter(torch.zeros(num_features)) if beta else None
         self.register_buffer("pop_mean", torch.full((t_max, num_features), torch.nan))

@@ -1,4 +1,4 @@
-"""LSTM without normalization: the baseline of Cooijmans et al. 2016 (eqs. 3-5) and of Laurent et al. 2015."""
+"""LSTM without normalization: the baseline of Cooijmans et al. 2016 and of Laurent et al. 2015."""
 
 import torch
 import torch.nn.functional as F

@@ -14,7 +14,7 @@ def normalize(
     mean: Float[Tensor, " F"] | None = None,
     var: Float[Tensor, " F"] | None = None,
 ) -> Float[Tensor, "B F"]:
-    """BN(x; gamma, beta) (eq. 2) with the given statistics, or with those of the batch (biased variance) for None."""
+    """BN(x; gamma, beta) with the given statistics, or with those of the batch (biased variance) for None."""
     return F.batch_norm(x, mean, var, gamma, beta, training=mean is None, momentum=0.0, eps=eps)
 
 
