@@ -38,7 +38,7 @@ def render(key: str, results_dir: Path) -> str:
 def render_short(key: str, results_dir: Path) -> str:
     """The sections of a page alone, as README shows them."""
     claim, runs = load_claim(key), load_runs(key, results_dir)
-    return "\n".join(f"{title}:\n\n{table}" for title, table in sections(key, claim, runs).items())
+    return "\n".join(f"**{title}**\n\n{table}" for title, table in sections(key, claim, runs).items())
 
 
 def sections(key: str, claim: dict[str, Any], runs: list[Run]) -> dict[str, str]:
@@ -120,13 +120,20 @@ def render_summary(runs: list[Run]) -> str:
                 column("test/accuracy"),
                 column("test/accuracy_batch_statistics"),
                 f"{mean(run.seconds_per_update for run in members):.3f}",
+                ", ".join(sorted({_engine(run) for run in members})),
                 ", ".join(notes),
             ]
         )
     if not rows:
         return "No run has finished yet.\n"
-    header = ["run", "budget", "updates", "valid %", "test %, population", "test %, batch", "s / update", ""]
+    header = ["run", "budget", "updates", "valid %", "test %, population", "test %, batch", "s / update", "engine", ""]
     return markdown(header, rows)
+
+
+def _engine(run: Run) -> str:
+    """Device and engine of the recurrence; results from before there was a choice name no engine."""
+    environment = run.result.environment
+    return f"{environment['device']} {environment.get('backend', 'reference')}"
 
 
 def publish(

@@ -19,7 +19,18 @@ def result(budget: str = "paper", test: float = 0.99, status: str = "finished", 
     overrides = dict(sorted(overrides.items()))
     metrics = {"valid/accuracy": 0.5, "test/accuracy": test} if status == "finished" else {}
     return Result(
-        KEY, overrides, status, cfg.budget.updates, 1, metrics, 10.0, 5, ["abc"], {}, config_hash(record), record
+        KEY,
+        overrides,
+        status,
+        cfg.budget.updates,
+        1,
+        metrics,
+        10.0,
+        5,
+        ["abc"],
+        {"device": "cpu"},
+        config_hash(record),
+        record,
     )
 
 
