@@ -6,7 +6,6 @@ python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 import ctypes
 import fcntl
 import os
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn import checkpoint
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.log import RunLog, say, start_wandb
 from bnrnn.loop import Stop, Trainer, TrainState
 from bnrnn.norm import batch_statistics, has_batch_norm
@@ -162,13 +161,9 @@ def main(cfg: DictConfig) -> None:
 
 
 def cli() -> None:
-    """Run main and report what a user can mend in one line; everything else is a bug and keeps its traceback."""
+    """Run main and report what a user can mend in one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let exceptions come here unchanged
-    try:
-        main()
-    except (BnrnnError, HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__ if isinstance(error.__cause__, BnrnnError) else error
-        sys.exit(f"error: {cause}")
+    report_errors(main, HydraException, OmegaConfBaseException)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The analyses of Fig. 1 against other ways to the same numbers."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hydra.utils import instantiate
 from torch import nn
 
 from bnrnn.data.base import IGNORE, Batch
-from bnrnn.evidence import compose_config, load_analysis
+from bnrnn.evidence import ROOT, compose_config, load_analysis
 
 fig1a = load_analysis("cooijmans2016/fig1a")
 fig1b = load_analysis("cooijmans2016/fig1b")
@@ -44,3 +46,12 @@ def test_the_derivative_of_tanh_is_that_of_the_exact_integral():
         exact = torch.trapezoid((1 - (sigma * z).tanh().square()) * density, z).item()
         assert fig1b.at(result, "mean", sigma) == pytest.approx(exact, abs=0.005)
     assert result["mean"][0] == 1.0
+
+
+def test_missing_data_is_one_message(tmp_path):
+    command = [sys.executable, "experiments/cooijmans2016/fig1a.py", "--data-dir", str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stderr.startswith("error: ")
+    assert "is missing: run `make data`" in run.stderr
+    assert "Traceback" not in run.stderr
