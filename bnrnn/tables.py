@@ -133,7 +133,7 @@ def render_summary(runs: list[Run]) -> str:
 def _engine(run: Run) -> str:
     """Device and engine of the recurrence; results from before there was a choice name no engine."""
     environment = run.result.environment
-    return f"{environment['device']} {environment.get('backend', 'reference')}"
+    return f"{environment.get('backend', 'reference')} on {environment['device']}"
 
 
 def publish(
