@@ -26,7 +26,8 @@ def test_every_make_command_has_a_target_and_its_recipes_exist(command):
 @pytest.mark.parametrize("command", [c for c in COMMANDS if "-m bnrnn.train" in c])
 def test_every_training_command_composes(command):
     overrides = [o for o in command.split("bnrnn.train")[1].split() if not o.startswith("-")]
-    compose_config(*(re.sub(r"=([^,\s]+),\S*", r"=\1", o) for o in overrides))
+    cfg = compose_config(*(re.sub(r"=([^,\s]+),\S*", r"=\1", o) for o in overrides))
+    assert cfg.model and cfg.budget.updates > 0
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS)))
@@ -41,4 +42,6 @@ def test_there_is_something_to_check():
 
 def test_the_python_of_the_readme_runs():
     for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
-        exec(compile(block, "README.md", "exec"), {})
+        names: dict = {}
+        exec(compile(block, "README.md", "exec"), names)
+        assert names["y"].shape == (20, 1, 32)

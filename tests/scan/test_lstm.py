@@ -54,7 +54,7 @@ def everything(run: Callable, problem: dict, dtype: torch.dtype) -> dict[str, Te
     return {"y": y, "h": h, "c": c, **seen._asdict(), **{f"d{n}": g for n, g in zip(leaves, grads, strict=True)}}
 
 
-def compare(name: str, problem: dict) -> None:
+def assert_agrees(name: str, problem: dict) -> None:
     expected = everything(lstm_scan, problem, torch.float64)
     scan.set_backend(name)
     dtype = torch.float64 if name == "fused" else torch.float32
@@ -78,13 +78,13 @@ HALVES = list(itertools.product([True, False], repeat=3))
 @pytest.mark.parametrize(("hh", "cell", "beta"), HALVES)
 @pytest.mark.parametrize("population", [False, True])
 def test_engines_agree_with_the_reference_with_any_half_of_bn(engine, hh, cell, beta, population):
-    compare(engine, problem(5, 6, 23, hh, cell, beta, population))
+    assert_agrees(engine, problem(5, 6, 23, hh, cell, beta, population))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("shape", [(1, 5, 16), (4, 2, 19), (3, 9, 1), (2, 4, 3), (2, 3, 100), (40, 7, 36)])
 def test_engines_agree_at_edges_of_shape(engine, shape):
-    compare(engine, problem(*shape, True, True, True, False))
+    assert_agrees(engine, problem(*shape, True, True, True, False))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -92,7 +92,7 @@ def test_engines_agree_at_random_shapes(engine):
     draw = random.Random(0)
     for _ in range(15):
         shape = draw.randint(1, 9), draw.randint(3, 20), draw.randint(1, 70)
-        compare(engine, problem(*shape, *(draw.random() < 0.5 for _ in range(4))))
+        assert_agrees(engine, problem(*shape, *(draw.random() < 0.5 for _ in range(4))))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -100,7 +100,7 @@ def test_constant_columns_have_finite_gradients(engine):
     args = problem(3, 6, 5, True, True, True, False)
     args["h"].zero_()
     args["gates_x"][:, :] = args["gates_x"][:, :1]
-    compare(engine, args)
+    assert_agrees(engine, args)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
