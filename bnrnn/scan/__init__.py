@@ -5,6 +5,7 @@ any device and dtype; `cpu` is `fused` with a compiled time step, for float32 on
 `auto` takes `cpu` where it can run and `reference` elsewhere.
 """
 
+import logging
 from functools import cache, partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import lstm, lstm_cpu, norm
-from bnrnn.scan.lstm_cpu import CpuSteps, compiler, library
+from bnrnn.scan.lstm_cpu import CpuSteps, library
 from bnrnn.scan.lstm_fused import AtenSteps, fused_scan
 
 BACKENDS = ("auto", "reference", "fused", "cpu")
@@ -37,7 +38,18 @@ def backend(device: torch.device, dtype: torch.dtype) -> str:
         raise BnrnnError(f"backend=cpu is for float32 on the CPU, not for {dtype} on {device}: use auto or reference")
     if _chosen != "auto":
         return _chosen
-    return "cpu" if fits and compiler() is not None else "reference"
+    return "cpu" if fits and _has_kernel() else "reference"
+
+
+@cache
+def _has_kernel() -> bool:
+    """Whether the compiled kernel can be had here; says why if not, once."""
+    try:
+        library()
+    except BnrnnError as error:
+        logging.getLogger("bnrnn").warning("%s. The reference runs instead, more slowly.", error)
+        return False
+    return True
 
 
 @cache

@@ -41,6 +41,16 @@ def _processor() -> str:
     return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
+def _build(command: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as part:
+        built = Path(part) / path.name
+        run = subprocess.run([command, *FLAGS, str(SOURCE), "-o", str(built)], capture_output=True, text=True)
+        if run.returncode:
+            raise BnrnnError(f"backend=cpu: {command} could not build {SOURCE.name}: {run.stderr.strip()[:2000]}")
+        os.replace(built, path)  # several processes may build at once: the last one wins, all are the same
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The built kernels. Raises BnrnnError, with what the compiler said, where they cannot be built."""
@@ -51,13 +61,10 @@ def library() -> ctypes.CDLL:
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bnrnn"
     path = folder / f"lstm_cpu-{key}.so"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as part:
-            built = Path(part) / path.name
-            run = subprocess.run([command, *FLAGS, str(SOURCE), "-o", str(built)], capture_output=True, text=True)
-            if run.returncode:
-                raise BnrnnError(f"backend=cpu: {command} could not build {SOURCE.name}: {run.stderr.strip()[:2000]}")
-            os.replace(built, path)  # several processes may build at once: the last one wins, all are the same
+        try:
+            _build(command, path)
+        except OSError as error:
+            raise BnrnnError(f"backend=cpu: {path} cannot be written ({error}): set XDG_CACHE_HOME") from error
     return ctypes.CDLL(str(path))
 
 

@@ -27,6 +27,8 @@ NAMES = ("gates_x", "h", "c", "weight_hh", "gamma_hh", "gamma_c", "beta_c")
 def _restore():
     yield
     scan.set_backend("auto")
+    lstm_cpu.library.cache_clear()
+    scan._has_kernel.cache_clear()
 
 
 def problem(T: int, B: int, H: int, hh: bool, cell: bool, beta: bool, population: bool) -> dict:
@@ -114,13 +116,29 @@ def test_a_second_backward_raises(engine):
 
 
 @needs_compiler
-def test_auto_takes_the_kernel_for_float32_and_the_reference_for_the_rest(monkeypatch):
+def test_auto_takes_the_kernel_for_float32_and_the_reference_for_the_rest():
     cpu = torch.device("cpu")
     assert scan.backend(cpu, torch.float32) == "cpu"
     assert scan.backend(cpu, torch.float64) == "reference"
     assert scan.backend(torch.device("cuda"), torch.float32) == "reference"
-    monkeypatch.setattr(scan, "compiler", lambda: None)
-    assert scan.backend(cpu, torch.float32) == "reference"
+
+
+def test_without_a_compiler_auto_takes_the_reference_and_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(lstm_cpu, "compiler", lambda: None)
+    lstm_cpu.library.cache_clear()
+    scan._has_kernel.cache_clear()
+    assert [scan.backend(torch.device("cpu"), torch.float32) for _ in range(2)] == ["reference"] * 2
+    assert len(caplog.messages) == 1
+    assert "needs a C++ compiler" in caplog.messages[0]
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    lstm_cpu.library.cache_clear()
+    with pytest.raises(BnrnnError, match="cannot be written"):
+        scan.set_backend("cpu")
 
 
 @needs_compiler
@@ -144,7 +162,6 @@ def test_what_the_compiler_says_is_reported(monkeypatch, tmp_path):
     lstm_cpu.library.cache_clear()
     with pytest.raises(BnrnnError, match=r"could not build broken.cpp: (.|\n)*error"):
         scan.set_backend("cpu")
-    lstm_cpu.library.cache_clear()
 
 
 @needs_compiler
