@@ -1,8 +1,8 @@
 """The recurrences, each as one function over a whole sequence, with several engines behind one signature.
 
 `reference` is the readable loop in autograd and `fused` one autograd function with a backward derived by hand, both for
-any device and dtype; `cpu` is `fused` with a compiled time step, for float32 on the CPU. All give the same numbers.
-`auto` takes `cpu` where it can run and `reference` elsewhere.
+any device and dtype; `cpu` is `fused` with a compiled time step, for float32 on the CPU. Up to rounding,
+all give the same numbers. `auto` takes `cpu` where it can run and `reference` elsewhere.
 """
 
 import logging
