@@ -118,8 +118,11 @@ class Trainer:
                     started = time.monotonic()
                     state.window += self._update(next(batches))
                     state.update += 1
+                    due = state.update % cfg.log_every == 0 or state.update == cfg.budget.updates
+                    if due and self.device.type == "cuda":
+                        torch.cuda.synchronize(self.device)  # or the time would be that of launching alone
                     state.seconds += time.monotonic() - started
-                    if state.update % cfg.log_every == 0 or state.update == cfg.budget.updates:
+                    if due:
                         self._record_window()
                         bar.set_postfix_str(self._summary(), refresh=False)
                     bar.update()

@@ -30,34 +30,42 @@ class SequenceBatchNorm(nn.Module):
 
     Args:
         num_features: F.
-        t_max: time steps with population statistics of their own; later steps use the last (as the paper).
+        t_max: time steps with population statistics of their own; later steps use the last (as the paper). None is
+            sequence-wise normalization: one mean and one variance over batch and time, of unpadded steps alone
+            (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21).
         gamma_init: initial scale. Cooijmans et al. use 0.1, so that tanh is fed the range where gradients survive.
         eps: added to the variance.
         beta: whether there is a trainable shift.
 
-    Buffers `pop_mean`, `pop_var` of shape (t_max, F) are NaN until `estimate_population_statistics` has filled them.
+    Buffers `pop_mean`, `pop_var` of shape (t_max, F), or (1, F), are NaN until `estimate_population_statistics` fills
+    them.
     """
 
     pop_mean: Tensor
     pop_var: Tensor
 
     def __init__(
-        self, num_features: int, t_max: int, gamma_init: float = 0.1, eps: float = 1e-5, beta: bool = False
+        self, num_features: int, t_max: int | None, gamma_init: float = 0.1, eps: float = 1e-5, beta: bool = False
     ) -> None:
         super().__init__()
-        if t_max < 1:
+        if t_max is not None and t_max < 1:
             raise BnrnnError(f"t_max must be at least 1 (the training length), got {t_max}")
-        self.t_max, self.eps = t_max, eps
+        self.over_time, self.t_max, self.eps = t_max is None, t_max or 1, eps
         self.gamma = nn.Parameter(torch.full((num_features,), float(gamma_init)))
         self.beta = nn.Parameter(torch.zeros(num_features)) if beta else None
-        self.register_buffer("pop_mean", torch.full((t_max, num_features), torch.nan))
-        self.register_buffer("pop_var", torch.full((t_max, num_features), torch.nan))
+        self.register_buffer("pop_mean", torch.full((self.t_max, num_features), torch.nan))
+        self.register_buffer("pop_var", torch.full((self.t_max, num_features), torch.nan))
         self.use_batch_statistics = False  # in evaluation; see `batch_statistics`
         self.average: PopulationAverage | None = None  # set while population statistics are estimated
 
     @property
     def collecting(self) -> bool:
         return self.average is not None
+
+    @property
+    def uses_batch(self) -> bool:
+        """Whether the statistics of the batch at hand are used."""
+        return self.training or self.use_batch_statistics or self.collecting
 
     def population(self, t_start: int, num_steps: int) -> tuple[Tensor, Tensor] | None:
         """Means and variances (num_steps, F) to normalize with from step t_start on; None: use those of the batch.
@@ -67,7 +75,7 @@ class SequenceBatchNorm(nn.Module):
         if self.training:
             self.pop_var.fill_(torch.nan)  # the weights are about to change, so earlier estimates no longer hold
             return None
-        if self.use_batch_statistics or self.collecting:
+        if self.uses_batch:
             return None
         t = torch.arange(t_start, t_start + num_steps, device=self.pop_mean.device).clamp_max(self.t_max - 1)
         mean, var = self.pop_mean[t], self.pop_var[t]
@@ -79,24 +87,66 @@ class SequenceBatchNorm(nn.Module):
             )
         return mean, var
 
-    def collect(self, t_start: int, mean: Tensor | None, var: Tensor | None) -> None:
+    def collect(
+        self, t_start: int, mean: Tensor | None, var: Tensor | None, batch_sizes: list[int] | None = None
+    ) -> None:
         """Count the statistics (T, F) of one batch from step t_start on, while the estimate is being made."""
         if self.average is not None and mean is not None and var is not None:
-            self.average.add(t_start, mean, var)
+            self.average.add(t_start, mean, var, batch_sizes)
 
     def forward(
-        self, x: Float[Tensor, "T B F"], t_start: int = 0, shift: Float[Tensor, " F"] | None = None
+        self,
+        x: Float[Tensor, "T B F"],
+        t_start: int = 0,
+        shift: Float[Tensor, " F"] | None = None,
+        batch_sizes: list[int] | None = None,
     ) -> Float[Tensor, "T B F"]:
-        """Normalize a whole sequence that begins at step t_start; `shift` is added as a beta from outside would be."""
+        """Normalize a whole sequence that begins at step t_start; `shift` is added as a beta from outside would be.
+
+        Of a padded batch, longest first, only the first batch_sizes[t] rows of step t count; what stands in the others'
+        places afterwards has no meaning.
+        """
+        if self.over_time:
+            return self._normalize_over_time(x, shift, batch_sizes)
         population = self.population(t_start, len(x))
         if population is None:
             check_batch(x)
         beta = self.beta if shift is None else shift
-        y = normalize_sequence(x, self.gamma, beta, self.eps, population)
+        y = normalize_sequence(x, self.gamma, beta, self.eps, population, batch_sizes)
         if self.collecting:
-            means, variances = zip(*map(moments, x.unbind(0)), strict=True)
-            self.collect(t_start, torch.stack(means), torch.stack(variances))
+            sizes = batch_sizes or [x.shape[1]] * len(x)
+            means, variances = zip(*(moments(x_t[:n]) for x_t, n in zip(x, sizes, strict=True)), strict=True)
+            self.collect(t_start, torch.stack(means), torch.stack(variances), batch_sizes)
         return y
+
+    def before_scan(
+        self, x_proj: Tensor, bias: Tensor | None, t_start: int, batch_sizes: list[int] | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]:
+        """(x_proj, gamma, bias, population) for a scan that normalizes step by step.
+
+        What goes over all steps at once cannot wait for the scan: then x_proj is done, and the rest None.
+        """
+        if self.over_time:
+            return self(x_proj, t_start, bias, batch_sizes), None, None, None
+        return x_proj, self.gamma, bias, self.population(t_start, len(x_proj))
+
+    def _normalize_over_time(self, x: Tensor, shift: Tensor | None, batch_sizes: list[int] | None) -> Tensor:
+        if batch_sizes is not None and min(batch_sizes) < x.shape[1]:
+            runs = torch.arange(x.shape[1], device=x.device) < torch.tensor(batch_sizes, device=x.device)[:, None]
+            steps = x[runs]  # (N, F)
+        else:
+            runs, steps = None, x.flatten(0, 1)
+        population = self.population(0, 1)
+        if population is None:
+            check_batch(steps[None])
+        beta = self.beta if shift is None else shift
+        y = normalize_sequence(steps[None], self.gamma, beta, self.eps, population)[0]
+        if self.collecting:
+            mean, var = moments(steps)
+            self.collect(0, mean[None], var[None])
+        if runs is None:
+            return y.view_as(x)
+        return torch.zeros_like(x).masked_scatter(runs[..., None], y)
 
 
 class PopulationAverage:
@@ -107,10 +157,21 @@ class PopulationAverage:
         self.var = torch.zeros_like(self.mean)
         self.count = torch.zeros(norm.t_max, 1, dtype=torch.float64, device=self.mean.device)
 
-    def add(self, t_start: int, mean: Float[Tensor, "T F"], var: Float[Tensor, "T F"]) -> None:
-        """Count one batch from step t_start on; steps beyond t_max are left out."""
-        steps = slice(t_start, t_start + len(mean))
-        kept = len(self.mean[steps])
+    def add(
+        self,
+        t_start: int,
+        mean: Float[Tensor, "T F"],
+        var: Float[Tensor, "T F"],
+        batch_sizes: list[int] | None = None,
+    ) -> None:
+        """Count one batch from step t_start on.
+
+        Steps beyond t_max are left out, and those with a single sequence, whose variance says nothing.
+        """
+        kept = len(self.mean[t_start : t_start + len(mean)])
+        if batch_sizes is not None:
+            kept = min(kept, sum(n > 1 for n in batch_sizes))
+        steps = slice(t_start, t_start + kept)
         self.mean[steps] += mean[:kept]
         self.var[steps] += var[:kept]
         self.count[steps] += 1

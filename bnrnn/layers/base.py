@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
+from bnrnn.norm import SequenceBatchNorm
 
 # Elements of the input product (T, B, G) that are held at once where no gradient needs them: 256 MiB of float32.
 MAX_PRODUCT_SIZE = 2**26
@@ -15,10 +16,12 @@ State = tuple[Tensor, ...]
 
 
 class RecurrentLayer(nn.Module):
-    """One layer, one direction: `y, state = layer(x, state=None, t_start=0)`.
+    """One layer, one direction: `y, state = layer(x, state=None, t_start=0, batch_sizes=None)`.
 
     x is (T, B, I), y is (T, B, H), the state a tuple of (B, H), zeros if not given. A sequence may be fed in pieces by
     passing the state on and the number of steps already seen as t_start (it selects the population statistics).
+    Sequences of different lengths stand longest first, padded at the end; batch_sizes[t] of them run at step t (as in
+    torch's PackedSequence) and the others keep their state. bnrnn.LSTM takes any order, and several layers.
     Subclasses set `num_gates`, `state_names` and `scan`.
     """
 
@@ -38,34 +41,48 @@ class RecurrentLayer(nn.Module):
             if name.startswith(("weight", "bias")):
                 nn.init.uniform_(parameter, -bound, bound)
 
-    def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
+    def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
         """Run the recurrence over x (T, B, I) from the state; see bnrnn.scan."""
         raise NotImplementedError
 
     def forward(
-        self, x: Float[Tensor, "T B I"], state: State | None = None, t_start: int = 0
+        self,
+        x: Float[Tensor, "T B I"],
+        state: State | None = None,
+        t_start: int = 0,
+        batch_sizes: list[int] | None = None,
     ) -> tuple[Float[Tensor, "T B H"], State]:
-        """Raises BnrnnError for an empty sequence, a wrong input size, or a NaN or infinity in x."""
-        self._check(x)
+        """Raises BnrnnError for an empty sequence, a wrong input size, wrong batch_sizes, or a NaN or infinity in x."""
+        self._check(x, batch_sizes)
         if state is None:
             state = tuple(x.new_zeros(x.shape[1], self.hidden_size) for _ in self.state_names)
         if torch.is_grad_enabled():
-            return self.scan(x, state, t_start)
-        length = max(1, MAX_PRODUCT_SIZE // (x.shape[1] * len(self.weight_ih)))
+            return self.scan(x, state, t_start, batch_sizes)
+        norms = [module for module in self.children() if isinstance(module, SequenceBatchNorm)]
+        whole = any(norm.over_time and norm.uses_batch for norm in norms)
+        length = len(x) if whole else max(1, MAX_PRODUCT_SIZE // (x.shape[1] * len(self.weight_ih)))
         ys = []
         for piece in x.split(length):
-            y, state = self.scan(piece, state, t_start)
+            sizes, batch_sizes = (batch_sizes[: len(piece)], batch_sizes[len(piece) :]) if batch_sizes else (None, None)
+            y, state = self.scan(piece, state, t_start, sizes)
             t_start += len(piece)
             ys.append(y)
         return (ys[0] if len(ys) == 1 else torch.cat(ys)), state
 
-    def _check(self, x: Tensor) -> None:
+    def _check(self, x: Tensor, batch_sizes: list[int] | None) -> None:
         if x.shape[2] != self.input_size:
             raise BnrnnError(
                 f"{type(self).__name__} expects x of shape (T, B, {self.input_size}), got {tuple(x.shape)}"
             )
         if len(x) == 0:
             raise BnrnnError("the sequence has length 0: x must be (T, B, I) with T of at least 1")
+        if batch_sizes is not None:
+            downwards = [x.shape[1], *batch_sizes, 1]
+            if len(batch_sizes) != len(x) or sorted(downwards, reverse=True) != downwards:
+                raise BnrnnError(
+                    f"batch_sizes must say for each of the {len(x)} steps how many of the {x.shape[1]} sequences run, "
+                    f"never increasing and at least 1: got {batch_sizes}"
+                )
         if not x.isfinite().all():
             t, b, _ = (~x.isfinite()).nonzero()[0].tolist()
             raise BnrnnError(f"x has a NaN or infinity, first at time step {t} of sequence {b} of the batch")

@@ -8,13 +8,14 @@ The two products are normalized apart, each with a scale and neither with a shif
 carried on is the unnormalized c_t. Each BN uses the statistics of its own time step.
 """
 
+from typing import Literal
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.norm import SequenceBatchNorm
-from bnrnn.scan import lstm_scan
+from bnrnn.norm import SequenceBatchNorm, check_batch
+from bnrnn.scan import linear, lstm_scan
 from bnrnn.scan.lstm import Statistics
 
 
@@ -29,6 +30,10 @@ class BNLSTM(RecurrentLayer):
         gamma_init: start of γ_ih, γ_hh and γ_c. 0.1 is the paper's; towards 1 the gradients vanish (its Fig. 1, 6).
         eps: added to each variance.
         bias: whether there is a b.
+        input_statistics: "sequence" normalizes the input product over batch and time, of unpadded steps alone, as the
+            paper's BN-e* and BN-e** readers do (section 5.4).
+        ended_count: whether, in a padded batch, sequences that have ended still count in the statistics with the state
+            that they keep, as in the code released for section 5.4; by default they do not.
     """
 
     num_gates = 4
@@ -42,30 +47,40 @@ class BNLSTM(RecurrentLayer):
         gamma_init: float = 0.1,
         eps: float = 1e-5,
         bias: bool = True,
+        input_statistics: Literal["frame", "sequence"] = "frame",
+        ended_count: bool = False,
     ) -> None:
         super().__init__(input_size, hidden_size)
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size)) if bias else None
-        self.bn_ih = SequenceBatchNorm(4 * hidden_size, t_max, gamma_init, eps)
+        self.ended_count = ended_count
+        over = t_max if input_statistics == "frame" else None
+        self.bn_ih = SequenceBatchNorm(4 * hidden_size, over, gamma_init, eps)
         self.bn_hh = SequenceBatchNorm(4 * hidden_size, t_max, gamma_init, eps)
         self.bn_c = SequenceBatchNorm(hidden_size, t_max, gamma_init, eps, beta=True)
         self.reset_parameters()
 
-    def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
-        h, c = state
-        gates_x = self.bn_ih(F.linear(x, self.weight_ih), t_start, shift=self.bias)  # (T, B, 4H), x's terms of eq. 6
+    def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
+        x_proj = linear(x, self.weight_ih)  # (T, B, 4H)
         of_hh, of_c = (norm.population(t_start, len(x)) for norm in (self.bn_hh, self.bn_c))
-        y, state, seen = lstm_scan(
-            gates_x,
-            h,
-            c,
+        if of_hh is None or of_c is None:
+            check_batch(x)
+        x_proj, gamma_ih, bias, of_ih = self.bn_ih.before_scan(x_proj, self.bias, t_start, batch_sizes)
+        y, state, used = lstm_scan(
+            x_proj,
+            *state,
             self.weight_hh,
+            gamma_ih=gamma_ih,
             gamma_hh=self.bn_hh.gamma,
+            bias=bias,
             gamma_c=self.bn_c.gamma,
             beta_c=self.bn_c.beta,
             eps=self.bn_hh.eps,
-            population=Statistics(*of_hh, *of_c) if of_hh and of_c else None,
-            collect=self.bn_hh.collecting,
+            population=Statistics(*(of_ih or (None, None)), *of_hh, *of_c) if of_hh and of_c else None,
+            batch_sizes=batch_sizes,
+            ended_count=self.ended_count,
+            overwrite=True,
         )
-        self.bn_hh.collect(t_start, seen.mean_hh, seen.var_hh)
-        self.bn_c.collect(t_start, seen.mean_c, seen.var_c)
+        self.bn_ih.collect(t_start, used.mean_ih, used.var_ih, batch_sizes)
+        self.bn_hh.collect(t_start, used.mean_hh, used.var_hh, batch_sizes)
+        self.bn_c.collect(t_start, used.mean_c, used.var_c, batch_sizes)
         return y, state

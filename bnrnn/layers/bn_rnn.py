@@ -8,6 +8,7 @@ One BN on the sum, unlike the BN-LSTM, as in the code released beside Fig. 1a.
 import torch.nn.functional as F
 from torch import Tensor
 
+from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.norm import SequenceBatchNorm, check_batch
 from bnrnn.scan.rnn import rnn_scan
@@ -26,7 +27,9 @@ class BNRNN(RecurrentLayer):
         self.bn = SequenceBatchNorm(hidden_size, t_max, gamma_init, eps, beta=True)
         self.reset_parameters()
 
-    def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
+    def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
+        if batch_sizes is not None:
+            raise BnrnnError(f"{type(self).__name__} takes no padded batches: its experiments have equal lengths")
         (h,) = state
         population = self.bn.population(t_start, len(x))
         if population is None:

@@ -2,16 +2,19 @@
 
     i, f, g, o = W_hh h_{t-1} + BN(W_ih x_t; γ, β)
 
-Frame-wise: statistics over the batch, separately at every time step. β is the layer's bias.
+Frame-wise: statistics over the batch, separately at every time step; or sequence-wise (eqs. 20-21): over batch and
+time, of unpadded frames alone. β is the layer's bias.
 """
 
+from typing import Literal
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.norm import SequenceBatchNorm
-from bnrnn.scan import lstm_scan
+from bnrnn.norm import SequenceBatchNorm, check_batch
+from bnrnn.scan import linear, lstm_scan
+from bnrnn.scan.lstm import Statistics
 
 
 class InputBNLSTM(RecurrentLayer):
@@ -31,15 +34,30 @@ class InputBNLSTM(RecurrentLayer):
         gamma_init: float = 1.0,
         eps: float = 1e-5,
         cell_bias: bool = False,
+        input_statistics: Literal["frame", "sequence"] = "frame",
     ) -> None:
         super().__init__(input_size, hidden_size)
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size))
-        self.bn_ih = SequenceBatchNorm(4 * hidden_size, t_max, gamma_init, eps)
+        self.bn_ih = SequenceBatchNorm(4 * hidden_size, t_max if input_statistics == "frame" else None, gamma_init, eps)
         self.beta_c = nn.Parameter(torch.zeros(hidden_size)) if cell_bias else None
         self.reset_parameters()
 
-    def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
-        h, c = state
-        gates_x = self.bn_ih(F.linear(x, self.weight_ih), t_start, shift=self.bias)  # (T, B, 4H)
-        y, state, _ = lstm_scan(gates_x, h, c, self.weight_hh, beta_c=self.beta_c)
+    def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
+        x_proj = linear(x, self.weight_ih)  # (T, B, 4H)
+        x_proj, gamma, bias, of_ih = self.bn_ih.before_scan(x_proj, self.bias, t_start, batch_sizes)
+        if of_ih is None and gamma is not None:
+            check_batch(x)
+        y, state, used = lstm_scan(
+            x_proj,
+            *state,
+            self.weight_hh,
+            gamma_ih=gamma,
+            bias=bias,
+            beta_c=self.beta_c,
+            eps=self.bn_ih.eps,
+            population=of_ih and Statistics(*of_ih),
+            batch_sizes=batch_sizes,
+            overwrite=True,
+        )
+        self.bn_ih.collect(t_start, used.mean_ih, used.var_ih, batch_sizes)
         return y, state

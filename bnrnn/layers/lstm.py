@@ -1,11 +1,10 @@
 """LSTM without normalization: the baseline of Cooijmans et al. 2016 and of Laurent et al. 2015."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.scan import lstm_scan
+from bnrnn.scan import linear, lstm_scan
 
 
 class LSTM(RecurrentLayer):
@@ -29,8 +28,14 @@ class LSTM(RecurrentLayer):
         self.beta_c = nn.Parameter(torch.zeros(hidden_size)) if cell_bias else None
         self.reset_parameters()
 
-    def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
-        h, c = state
-        gates_x = F.linear(x, self.weight_ih, self.bias)  # (T, B, 4H)
-        y, state, _ = lstm_scan(gates_x, h, c, self.weight_hh, beta_c=self.beta_c)
+    def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
+        y, state, _ = lstm_scan(
+            linear(x, self.weight_ih),  # (T, B, 4H)
+            *state,
+            self.weight_hh,
+            bias=self.bias,
+            beta_c=self.beta_c,
+            batch_sizes=batch_sizes,
+            overwrite=True,
+        )
         return y, state

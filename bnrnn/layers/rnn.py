@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.scan.rnn import rnn_scan
 
@@ -19,7 +20,9 @@ class RNN(RecurrentLayer):
         self.bias = nn.Parameter(torch.zeros(hidden_size))
         self.reset_parameters()
 
-    def scan(self, x: Tensor, state: State, t_start: int) -> tuple[Tensor, State]:
+    def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
+        if batch_sizes is not None:
+            raise BnrnnError(f"{type(self).__name__} takes no padded batches: its experiments have equal lengths")
         (h,) = state
         y, h, _ = rnn_scan(F.linear(x, self.weight_ih, self.bias), h, self.weight_hh)
         return y, (h,)

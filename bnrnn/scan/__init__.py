@@ -1,7 +1,7 @@
 """The recurrences, each as one function over a whole sequence, with several engines behind one signature.
 
 `reference` is the readable loop in autograd and `fused` one autograd function with a backward derived by hand, both for
-any device and dtype; `cpu` is `fused` with a compiled time step, for float32 on the CPU. Up to rounding,
+any device and dtype; `cpu` is `fused` with its steps compiled, for float32 on the CPU. Up to rounding,
 all give the same numbers. `auto` takes `cpu` where it can run and `reference` elsewhere.
 """
 
@@ -10,12 +10,14 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import lstm, lstm_cpu, norm
-from bnrnn.scan.lstm_cpu import CpuSteps, library
-from bnrnn.scan.lstm_fused import AtenSteps, fused_scan
+from bnrnn.scan.lstm import Statistics
+from bnrnn.scan.lstm_cpu import CpuEngine, library
+from bnrnn.scan.lstm_fused import AtenEngine, fused_scan
 
 BACKENDS = ("auto", "reference", "fused", "cpu")
 _chosen = "auto"
@@ -32,7 +34,7 @@ def set_backend(name: str) -> None:
 
 
 def backend(device: torch.device, dtype: torch.dtype) -> str:
-    """The engine that scans of this device and dtype use. Raises BnrnnError if the chosen one cannot."""
+    """The engine that scans of this device use, for products of this dtype. Raises BnrnnError if the chosen one cannot."""
     fits = device.type == "cpu" and dtype == torch.float32
     if _chosen == "cpu" and not fits:
         raise BnrnnError(f"backend=cpu is for float32 on the CPU, not for {dtype} on {device}: use auto or reference")
@@ -53,15 +55,67 @@ def _has_kernel() -> bool:
 
 
 @cache
-def _steps(name: str) -> Any:
-    return {"fused": AtenSteps, "cpu": CpuSteps}[name]()
+def _engine(name: str) -> Any:
+    return {"fused": AtenEngine, "cpu": CpuEngine}[name]()
 
 
-def lstm_scan(gates_x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """bnrnn.scan.lstm.lstm_scan by the chosen engine."""
-    name = backend(gates_x.device, gates_x.dtype)
-    run = lstm.lstm_scan if name == "reference" else partial(fused_scan, _steps(name))
-    return run(gates_x, *args, **kwargs)
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T for x (T, B, I) and W (G, I), by the chosen engine."""
+    plain = torch.is_autocast_enabled(x.device.type) or x.dtype != weight.dtype
+    return F.linear(x, weight) if plain or backend(x.device, x.dtype) != "cpu" else lstm_cpu.linear(x, weight)
+
+
+def lstm_scan(
+    x_proj: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weight_hh: Tensor,
+    *,
+    population: Statistics | None = None,
+    overwrite: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, tuple[Tensor, Tensor], Statistics]:
+    """bnrnn.scan.lstm.lstm_scan by the chosen engine, with more freedom in the arguments.
+
+    - Every tensor may have a leading axis R of replicas, which share nothing but the shape: R layers in one call.
+    - bfloat16 and float16 may come in, or be asked for by torch.autocast: products then have that precision, and
+      statistics, states and everything else float32; y has the precision that x_proj had, and h and c keep theirs.
+    - With `overwrite`, an engine may take over the memory of x_proj, whose values are then lost.
+    """
+    low = torch.get_autocast_dtype(x_proj.device.type) if torch.is_autocast_enabled(x_proj.device.type) else None
+    given, of_h, of_c = x_proj.dtype, h.dtype, c.dtype
+    if low is not None or given in (torch.bfloat16, torch.float16):
+        kwargs = {k: _raised(v) for k, v in kwargs.items()} | {"product_dtype": low or given}
+        x_proj, h, c, weight_hh = map(_raised, (x_proj, h, c, weight_hh))
+        population = population and Statistics(*map(_raised, population))
+    with torch.autocast(x_proj.device.type, enabled=False):
+        run = partial(_replicas if x_proj.dim() == 4 else _scan, overwrite=overwrite, population=population, **kwargs)
+        y, (h, c), used = run(x_proj, h, c, weight_hh)
+    return y.to(given), (h.to(of_h), c.to(of_c)), used
+
+
+def _raised(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) else value
+
+
+def _scan(x_proj: Tensor, *args: Any, overwrite: bool, **kwargs: Any) -> Any:
+    name = backend(x_proj.device, kwargs.get("product_dtype") or x_proj.dtype)
+    if name == "reference":
+        return lstm.lstm_scan(x_proj, *args, **kwargs)
+    return fused_scan(_engine(name), x_proj, *args, overwrite=overwrite, **kwargs)
+
+
+def _replicas(*args: Tensor, population: Statistics | None, **kwargs: Any) -> Any:
+    """One call a replica: on a CPU a single one keeps a core busy."""
+    results = []
+    for r in range(len(args[0])):
+        own = {k: v[r] if isinstance(v, Tensor) else v for k, v in kwargs.items()}
+        own["population"] = population and Statistics(*(None if s is None else s[r] for s in population))
+        results.append(_scan(*(a[r] for a in args), **own))
+    ys, states, used = zip(*results, strict=True)
+    h, c = (torch.stack(values) for values in zip(*states, strict=True))
+    stacked = (None if values[0] is None else torch.stack(values) for values in zip(*used, strict=True))
+    return torch.stack(ys), (h, c), Statistics(*stacked)
 
 
 def normalize_sequence(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

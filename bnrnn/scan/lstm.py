@@ -1,6 +1,9 @@
 """The recurrence of LSTM, input-normalized LSTM and BN-LSTM, as a plain loop over time in autograd: the reference.
 
 Gates stand in torch's order i f g o. Equation numbers are those of Cooijmans et al. 2016 (arXiv:1603.09025).
+
+Sequences of different lengths stand in the batch longest first, with padding at their ends. `batch_sizes[t]` says how
+many still run at step t, as in torch's PackedSequence; those that have ended keep their state.
 """
 
 from typing import NamedTuple
@@ -13,8 +16,10 @@ from bnrnn.scan.norm import moments, normalize
 
 
 class Statistics(NamedTuple):
-    """Means and variances per time step, (T, 4H) of the recurrent term and (T, H) of the cell; None where unused."""
+    """Means and variances per time step: (T, 4H) of the two products, (T, H) of the cell; None where unused."""
 
+    mean_ih: Tensor | None = None
+    var_ih: Tensor | None = None
     mean_hh: Tensor | None = None
     var_hh: Tensor | None = None
     mean_c: Tensor | None = None
@@ -22,45 +27,68 @@ class Statistics(NamedTuple):
 
 
 def lstm_scan(
-    gates_x: Float[Tensor, "T B G"],
+    x_proj: Float[Tensor, "T B G"],
     h: Float[Tensor, "B H"],
     c: Float[Tensor, "B H"],
     weight_hh: Float[Tensor, "G H"],
+    *,
+    gamma_ih: Float[Tensor, " G"] | None = None,
     gamma_hh: Float[Tensor, " G"] | None = None,
+    bias: Float[Tensor, " G"] | None = None,
     gamma_c: Float[Tensor, " H"] | None = None,
     beta_c: Float[Tensor, " H"] | None = None,
     eps: float = 1e-5,
     population: Statistics | None = None,
-    collect: bool = False,
+    batch_sizes: list[int] | None = None,
+    ended_count: bool = False,
+    product_dtype: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, "T B H"], tuple[Float[Tensor, "B H"], Float[Tensor, "B H"]], Statistics]:
-    """Run the recurrence over T steps and return every h, the last state, and statistics if `collect` asks for them.
+    """Run the recurrence over T steps and return every h, the last state, and the statistics it normalized with.
 
     Args:
-        gates_x: the input's share of the gates with the bias, normalized or not: what does not depend on h.
-        gamma_hh: scale of the normalized recurrent term; None leaves that term as it is.
+        x_proj: the input product W_ih x, or whatever else of the gates does not depend on h.
+        gamma_ih: scale of the normalized input product; None leaves that product as it is.
+        gamma_hh: scale of the normalized recurrent product; None leaves that product as it is.
         gamma_c: scale of the normalized cell output; None leaves it as it is.
         beta_c: shift of the cell output, normalized or not; None for none.
         population: statistics to normalize with; None uses those of the batch and sends gradients through them.
+        batch_sizes: how many sequences run at each step, never increasing; None: all at every step.
+        ended_count: whether the kept states of ended sequences count in the batch's statistics, as in the code released
+            for Cooijmans et al. 2016, section 5.4; by default the statistics are of the running sequences alone.
+        product_dtype: precision of h W_hh^T, such as torch.bfloat16; all else keeps that of the arguments.
     """
-    num_steps = len(gates_x)
+    num_steps, batch_size = x_proj.shape[:2]
     given = [[None] * num_steps if s is None else s.unbind(0) for s in population or Statistics()]
-    ys, seen_u, seen_c = [], [], []
-    for t, x_t in enumerate(gates_x.unbind(0)):
-        mean_hh, var_hh, mean_c, var_c = (s[t] for s in given)
-        u = h @ weight_hh.T  # (B, G)
-        gates = x_t + (u if gamma_hh is None else normalize(u, gamma_hh, None, eps, mean_hh, var_hh))  # eq. 6
-        i, f, g, o = gates.chunk(4, dim=1)  # (B, H) each
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()  # eq. 7
-        if gamma_c is not None:
-            z = normalize(c, gamma_c, beta_c, eps, mean_c, var_c)
-        else:
-            z = c if beta_c is None else c + beta_c
-        h = o.sigmoid() * z.tanh()  # eq. 8
+    weight = weight_hh.T.to(product_dtype or weight_hh.dtype)
+    ys: list[Tensor] = []
+    seen: list[list[Tensor]] = [[] for _ in Statistics._fields]
+
+    def norm(v: Tensor, which: int, gamma: Tensor | None, beta: Tensor | None, t: int) -> Tensor:
+        if gamma is None:
+            return v if beta is None else v + beta
+        mean, var = given[which][t], given[which + 1][t]
+        if population is None:
+            for values, value in zip(seen[which : which + 2], moments(v), strict=True):
+                values.append(value)
+        return normalize(v, gamma, beta, eps, mean, var)
+
+    for t, x_t in enumerate(x_proj.unbind(0)):
+        n = batch_sizes[t] if batch_sizes else batch_size  # that run; the rest keep their state
+        counted = batch_size if ended_count else n  # in the statistics
+        u = (_first(h, counted).to(weight.dtype) @ weight).to(h.dtype)  # (B, G)
+        gates = norm(u, 2, gamma_hh, None, t) + norm(_first(x_t, counted), 0, gamma_ih, bias, t)  # eq. 6
+        i, f, g, o = _first(gates, n).chunk(4, dim=1)  # (B, H) each
+        c = _rest_kept(f.sigmoid() * _first(c, n) + i.sigmoid() * g.tanh(), c)  # eq. 7
+        z = norm(_first(c, counted), 4, gamma_c, beta_c, t)
+        h = _rest_kept(o.sigmoid() * _first(z, n).tanh(), h)  # eq. 8
         ys.append(h)
-        if collect:
-            seen_u.append(moments(u))
-            seen_c.append(moments(c))
-    seen = Statistics()
-    if collect:
-        seen = Statistics(*(torch.stack(s) for s in (*zip(*seen_u, strict=True), *zip(*seen_c, strict=True))))
-    return torch.stack(ys), (h, c), seen
+    used = population or Statistics(*(torch.stack(values) if values else None for values in seen))
+    return torch.stack(ys), (h, c), used
+
+
+def _first(x: Tensor, n: int) -> Tensor:
+    return x if n == len(x) else x[:n]  # a slice of everything would still cost a copy of its gradient
+
+
+def _rest_kept(new: Tensor, old: Tensor) -> Tensor:
+    return new if len(new) == len(old) else torch.cat([new, old[len(new) :]])

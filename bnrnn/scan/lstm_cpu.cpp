@@ -1,18 +1,34 @@
-// The (batch-normalized) LSTM on the CPU in float32, forward and backward: one fused time step of the recurrence, and the
-// normalization of its input.
+// The (batch-normalized) LSTM on the CPU in float32, forward and backward over a whole sequence; the matrix products around
+// it; and the normalization of a sequence.
 //
-// Everything between the matrix products of one step and the next is done in one pass over blocks of units: batch
-// statistics, normalization, gates, cell and output. A block needs no other block's data. Plain C interface, no headers
-// of torch: it compiles in a second. Vectors are GCC's (and clang's) own, so one source serves every instruction set;
-// what 16 does not divide is left to narrower blocks rather than to masks.
+// A time step goes by blocks of units: product h W_hh^T, batch statistics, normalization, gates, cell and output of a block
+// while it is in the cache. A block needs no other block's data, only all of h (forward) or of du (backward). Plain C
+// interface, no headers of torch: it compiles in seconds. Vectors are GCC's (and clang's) own, so one source serves every
+// instruction set. The products are ours because they are fused with the step, and because W_hh is packed once a sequence.
 //
-// Equation numbers: Cooijmans et al. 2016. Gates stand in torch's order i f g o. Rows are contiguous: u, x, da (B, 4H),
-// others (B, H), statistics (4H) or (H).
+// Equation numbers: Cooijmans et al. 2016. Gates stand in torch's order i f g o. All rows are contiguous.
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define ROWS 6  // of a tile of 4 vectors: 24 of the 32 registers hold sums
+#elif defined(__aarch64__)
+#define LANES 4
+#define ROWS 6
+#else
+#define LANES 8
+#define ROWS 2
+#endif
 
 namespace {
+
+typedef std::unique_ptr<float[]> Floats;
+const int DEPTH = 512;    // of a panel: 512 x 4 vectors fit the second-level cache
+const int HEIGHT = 240;   // rows of the left factor that meet all panels in turn
 
 template <int N>
 struct Vectors;
@@ -23,10 +39,95 @@ struct Vectors;
     typedef int32_t Int __attribute__((vector_size(4 * N))); \
   }
 VECTORS(16);
+VECTORS(8);
 VECTORS(4);
 VECTORS(1);
 
-// A block of N units.
+typedef Vectors<LANES>::Float Wide;
+
+Wide load(const float* p) {
+  Wide v;
+  std::memcpy(&v, p, sizeof(Wide));
+  return v;
+}
+void store(float* p, Wide v) { std::memcpy(p, &v, sizeof(Wide)); }
+
+int round_up(int n) { return (n + LANES - 1) / LANES * LANES; }
+
+// ---------------------------------------------------------------- products
+
+// R rows by V vectors of C = A P, or C += A P. Element (r, k) of A is A[r * row + k * step]; P is (depth, V * LANES).
+template <int R, int V>
+void tile(int depth, const float* A, int64_t row, int64_t step, const float* P, float* C, int64_t ldc, bool add) {
+  Wide sum[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) sum[r][v] = add ? load(C + r * ldc + v * LANES) : Wide{};
+  for (int k = 0; k < depth; ++k) {
+    Wide p[V];
+    for (int v = 0; v < V; ++v) p[v] = load(P + (int64_t)k * V * LANES + v * LANES);
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) sum[r][v] += A[r * row + k * step] * p[v];
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) store(C + r * ldc + v * LANES, sum[r][v]);
+}
+
+template <int V>
+void tiles(int M, int depth, const float* A, int64_t row, int64_t step, const float* P, float* C, int64_t ldc,
+           bool add) {
+  int m = 0;
+  for (; m + ROWS <= M; m += ROWS) tile<ROWS, V>(depth, A + m * row, row, step, P, C + m * ldc, ldc, add);
+  for (; m + 2 <= M; m += 2) tile<2, V>(depth, A + m * row, row, step, P, C + m * ldc, ldc, add);
+  for (; m < M; ++m) tile<1, V>(depth, A + m * row, row, step, P, C + m * ldc, ldc, add);
+}
+
+// M rows against one panel of at most 4 vectors; C has room for whole vectors.
+void panel(int M, int depth, int vectors, const float* A, int64_t row, int64_t step, const float* P, float* C,
+           int64_t ldc, bool add) {
+  switch (vectors) {
+    case 1: return tiles<1>(M, depth, A, row, step, P, C, ldc, add);
+    case 2: return tiles<2>(M, depth, A, row, step, P, C, ldc, add);
+    case 3: return tiles<3>(M, depth, A, row, step, P, C, ldc, add);
+    default: return tiles<4>(M, depth, A, row, step, P, C, ldc, add);
+  }
+}
+
+// The right factor in panels of 4 vectors' width, each cut into depths of at most DEPTH.
+struct Packed {
+  int N, K;
+  Floats data;
+
+  // Element (k, n) of the factor is W[k * row + n * column].
+  Packed(int N, int K, const float* W, int64_t row, int64_t column) : N(N), K(K) {
+    data.reset(new float[(int64_t)round_up(N) * K]);
+    for (int n = 0; n < N; n += 4 * LANES) {
+      const int width = std::min(4 * LANES, round_up(N - n)), used = std::min(4 * LANES, N - n);
+      float* p = data.get() + (int64_t)n * K;
+      for (int k = 0; k < K; ++k, p += width)
+        for (int i = 0; i < width; ++i) p[i] = i < used ? W[k * row + (n + i) * column] : 0.0f;
+    }
+  }
+  // M rows of A times columns n ... of the factor (n a multiple of 4 vectors) into C, which has room for whole vectors.
+  void times(int n, int M, const float* A, int64_t row, int64_t step, float* C, int64_t ldc, bool add) const {
+    const int vectors = std::min(4, round_up(N - n) / LANES);
+    for (int k = 0; k < K; k += DEPTH)
+      panel(M, std::min(DEPTH, K - k), vectors, A + k * step, row, step,
+            data.get() + (int64_t)n * K + (int64_t)k * vectors * LANES, C, ldc, add || k > 0);
+  }
+  // The same where C has no room beyond N columns.
+  void times_exactly(int n, int M, const float* A, int64_t row, int64_t step, float* C, int64_t ldc, bool add) const {
+    const int used = N - n;
+    if (used >= 4 * LANES || used % LANES == 0) return times(n, M, A, row, step, C, ldc, add);
+    const int width = round_up(used);
+    Floats edge(new float[(int64_t)M * width]);
+    for (int m = 0; add && m < M; ++m) std::memcpy(&edge[(int64_t)m * width], C + m * ldc, used * sizeof(float));
+    times(n, M, A, row, step, edge.get(), width, add);
+    for (int m = 0; m < M; ++m) std::memcpy(C + m * ldc, &edge[(int64_t)m * width], used * sizeof(float));
+  }
+};
+
+// ---------------------------------------------------------------- one step, a block of N units
+
 template <int N>
 struct Block {
   typedef typename Vectors<N>::Float V;
@@ -66,201 +167,361 @@ struct Block {
     return y;
   }
 
-  // Mean and 1 / sqrt(biased variance + eps) over the batch of K column blocks H apart; two passes.
+  // Mean and biased variance over M rows of K columns of blocks, `gap` apart; two passes.
   template <int K>
-  static void moments(const float* a, int B, int H, float eps, float* mean, float* rstd) {
-    const int64_t stride = (int64_t)K * H;
-    V m[K]{}, squares[K]{};
-    for (int b = 0; b < B; ++b)
-      for (int k = 0; k < K; ++k) m[k] += load(a + b * stride + k * H);
-    for (int k = 0; k < K; ++k) m[k] /= (float)B;
-    for (int b = 0; b < B; ++b)
+  static void moments(const float* a, int M, int64_t row, int64_t gap, V* mean, V* var) {
+    for (int k = 0; k < K; ++k) mean[k] = var[k] = V{};
+    for (int b = 0; b < M; ++b)
+      for (int k = 0; k < K; ++k) mean[k] += load(a + b * row + k * gap);
+    for (int k = 0; k < K; ++k) mean[k] /= (float)M;
+    for (int b = 0; b < M; ++b)
       for (int k = 0; k < K; ++k) {
-        const V d = load(a + b * stride + k * H) - m[k];
-        squares[k] += d * d;
+        const V d = load(a + b * row + k * gap) - mean[k];
+        var[k] += d * d;
       }
+    for (int k = 0; k < K; ++k) var[k] /= (float)M;
+  }
+
+  // The statistics to normalize K columns of blocks with: of the batch, and then stored, or as stored.
+  template <int K>
+  static void statistics(bool batch, const float* a, int M, int64_t row, int64_t gap, float* means, float* vars,
+                         int64_t stored_gap, float eps, V* mean, V* rstd) {
+    V var[K]{};
+    if (batch) moments<K>(a, M, row, gap, mean, var);
     for (int k = 0; k < K; ++k) {
-      store(mean + k * H, m[k]);
-      store(rstd + k * H, rsqrt(squares[k] / (float)B + eps));
+      if (batch) {
+        store(means + k * stored_gap, mean[k]);
+        store(vars + k * stored_gap, var[k]);
+      } else {
+        mean[k] = load(means + k * stored_gap);
+        var[k] = load(vars + k * stored_gap);
+      }
+      rstd[k] = rsqrt(var[k] + eps);
     }
   }
 
-  static void forward(int j, int B, int H, int batch, float eps, float* u, const float* x, const float* c_prev,
-                      const float* gamma_hh, float* mean_hh, float* rstd_hh, const float* gamma_c, const float* beta_c,
-                      float* mean_c, float* rstd_c, float* c, float* h, float* scratch) {
-    if (gamma_hh && batch) moments<4>(u + j, B, H, eps, mean_hh + j, rstd_hh + j);
-    V mean[4], rstd[4], gamma[4];
-    for (int k = 0; gamma_hh && k < 4; ++k) {
-      mean[k] = load(mean_hh + k * H + j);
-      rstd[k] = load(rstd_hh + k * H + j);
-      gamma[k] = load(gamma_hh + k * H + j);
-    }
-    for (int b = 0; b < B; ++b) {
-      const int64_t row = (int64_t)b * 4 * H + j, at = (int64_t)b * H + j;
-      V a[4];
-      for (int k = 0; k < 4; ++k) {  // eq. 6
-        V v = load(u + row + k * H);
-        if (gamma_hh) {
-          v = (v - mean[k]) * rstd[k];
-          store(u + row + k * H, v);
-          v *= gamma[k];
-        }
-        a[k] = v + load(x + row + k * H);
-      }
-      store(c + at, sigmoid(a[1]) * load(c_prev + at) + sigmoid(a[0]) * tanh(a[2]));  // eq. 7
-      store(scratch + b * N, sigmoid(a[3]));
-    }
-    if (gamma_c && batch) moments<1>(c + j, B, H, eps, mean_c + j, rstd_c + j);
-    const V m = gamma_c ? load(mean_c + j) : V{}, shift = load_or(beta_c, j, 0.0f);
-    const V scale = gamma_c ? load(rstd_c + j) * load(gamma_c + j) : V{} + 1.0f;
-    for (int b = 0; b < B; ++b) {  // eq. 8
-      const int64_t at = (int64_t)b * H + j;
-      store(h + at, load(scratch + b * N) * tanh((load(c + at) - m) * scale + shift));
-    }
-  }
-
-  static void backward(int j, int B, int H, int batch, float* u, const float* x, const float* c_prev, const float* c,
-                       const float* gamma_hh, const float* rstd_hh, const float* gamma_c, const float* beta_c,
-                       const float* mean_c, const float* rstd_c, const float* dh, float* dc, float* da,
-                       float* dgamma_hh, float* dgamma_c, float* dbeta_c, float* scratch) {
-    const float inverse = batch ? 1.0f / (float)B : 0.0f;  // population statistics send no gradient back
-    V gamma[4];
-    for (int k = 0; k < 4; ++k) gamma[k] = load_or(gamma_hh, k * H + j, 1.0f);
-    const V g_c = load_or(gamma_c, j, 1.0f), shift = load_or(beta_c, j, 0.0f);
-    const V m_c = gamma_c ? load(mean_c + j) : V{}, r_c = gamma_c ? load(rstd_c + j) : V{} + 1.0f;
-    V sum_dz{}, sum_dzc{};
-    for (int b = 0; b < B; ++b) {  // through eq. 8
-      const int64_t row = (int64_t)b * 4 * H + j, at = (int64_t)b * H + j;
-      V a[4];
-      for (int k = 0; k < 4; ++k) a[k] = gamma[k] * load(u + row + k * H) + load(x + row + k * H);
-      const V c_hat = (load(c + at) - m_c) * r_c, t = tanh(g_c * c_hat + shift), o = sigmoid(a[3]);
-      const V grad = load(dh + at), dz = grad * o * (1.0f - t * t);
-      sum_dz += dz;
-      sum_dzc += dz * c_hat;
-      float* p = scratch + b * 5 * N;
-      store(p, sigmoid(a[0]));
-      store(p + N, sigmoid(a[1]));
-      store(p + 2 * N, tanh(a[2]));
-      store(p + 3 * N, grad * t * o * (1.0f - o));
-      store(p + 4 * N, dz);
-    }
-    store(dgamma_c + j, load(dgamma_c + j) + sum_dzc);
-    store(dbeta_c + j, load(dbeta_c + j) + sum_dz);
-    const V mean_dz = gamma_c ? sum_dz * inverse : V{}, mean_dzc = gamma_c ? sum_dzc * inverse : V{};
-    V sum_a[4]{}, sum_au[4]{};
-    for (int b = 0; b < B; ++b) {  // through eqs. 7 and 6
-      const int64_t row = (int64_t)b * 4 * H + j, at = (int64_t)b * H + j;
-      const float* p = scratch + b * 5 * N;
-      const V i = load(p), f = load(p + N), g = load(p + 2 * N), c_hat = (load(c + at) - m_c) * r_c;
-      const V d = load(dc + at) + g_c * r_c * (load(p + 4 * N) - mean_dz - c_hat * mean_dzc);
-      const V grads[4] = {d * g * i * (1.0f - i), d * load(c_prev + at) * f * (1.0f - f), d * i * (1.0f - g * g),
-                          load(p + 3 * N)};
-      store(dc + at, d * f);
-      for (int k = 0; k < 4; ++k) {
-        store(da + row + k * H, grads[k]);
-        if (!gamma_hh) {
-          store(u + row + k * H, grads[k]);
-          continue;
-        }
-        sum_a[k] += grads[k];
-        sum_au[k] += grads[k] * load(u + row + k * H);
-      }
-    }
-    if (!gamma_hh) return;
-    V scale[4];
-    for (int k = 0; k < 4; ++k) {
-      store(dgamma_hh + k * H + j, load(dgamma_hh + k * H + j) + sum_au[k]);
-      scale[k] = gamma[k] * load(rstd_hh + k * H + j);
-      sum_a[k] *= inverse;
-      sum_au[k] *= inverse;
-    }
-    for (int b = 0; b < B; ++b)  // through the normalization of the recurrent term
-      for (int k = 0; k < 4; ++k) {
-        const int64_t at = (int64_t)b * 4 * H + k * H + j;
-        store(u + at, scale[k] * (load(da + at) - sum_a[k] - load(u + at) * sum_au[k]));
-      }
-  }
-
-  // y = gamma (x - mean) rstd + shift.
-  static void normalize(int j, int B, int F, int batch, float eps, const float* x, const float* gamma,
-                        const float* shift, float* mean, float* rstd, float* y) {
-    if (batch) moments<1>(x + j, B, F, eps, mean + j, rstd + j);
-    const V m = load(mean + j), scale = load(rstd + j) * load(gamma + j), add = load_or(shift, j, 0.0f);
+  // y = gamma (x - mean) rstd + shift over M of B rows, 0 in the others.
+  static void normalize(int j, int M, int B, int F, bool batch, float eps, const float* x, const float* gamma,
+                        const float* shift, float* means, float* vars, float* y) {
+    V mean, rstd;
+    statistics<1>(batch, x + j, M, F, 0, means + j, vars + j, 0, eps, &mean, &rstd);
+    const V scale = rstd * load(gamma + j), add = load_or(shift, j, 0.0f);
     for (int b = 0; b < B; ++b) {
       const int64_t at = (int64_t)b * F + j;
-      store(y + at, (load(x + at) - m) * scale + add);
+      store(y + at, b < M ? (load(x + at) - mean) * scale + add : V{});
     }
   }
 
-  static void normalize_backward(int j, int B, int F, int batch, const float* x, const float* gamma, const float* mean,
-                                 const float* rstd, const float* dy, float* dx, float* dgamma, float* dshift) {
-    const float inverse = batch ? 1.0f / (float)B : 0.0f;
-    const V m = load(mean + j), r = load(rstd + j);
+  static void normalize_backward(int j, int M, int B, int F, bool batch, float eps, const float* x, const float* gamma,
+                                 const float* means, const float* vars, const float* dy, float* dx, float* dgamma,
+                                 float* dshift) {
+    const float inverse = batch ? 1.0f / (float)M : 0.0f;
+    const V mean = load(means + j), rstd = rsqrt(load(vars + j) + eps);
     V sum{}, sum_x{};
-    for (int b = 0; b < B; ++b) {
+    for (int b = 0; b < M; ++b) {
       const int64_t at = (int64_t)b * F + j;
       const V d = load(dy + at);
       sum += d;
-      sum_x += d * ((load(x + at) - m) * r);
+      sum_x += d * ((load(x + at) - mean) * rstd);
     }
     store(dgamma + j, load(dgamma + j) + sum_x);
     store(dshift + j, load(dshift + j) + sum);
-    const V scale = r * load(gamma + j);
+    const V scale = rstd * load(gamma + j);
     sum *= inverse;
     sum_x *= inverse;
     for (int b = 0; b < B; ++b) {
       const int64_t at = (int64_t)b * F + j;
-      store(dx + at, scale * (load(dy + at) - sum - ((load(x + at) - m) * r) * sum_x));
+      store(dx + at, b < M ? scale * (load(dy + at) - sum - ((load(x + at) - mean) * rstd) * sum_x) : V{});
     }
   }
 };
 
-}  // namespace
+#define OVER_BLOCKS(from, size, function, ...)                                \
+  do {                                                                        \
+    int j = from;                                                             \
+    for (; j + LANES <= size; j += LANES) Block<LANES>::function(j, __VA_ARGS__); \
+    for (; j + 4 <= size; j += 4) Block<4>::function(j, __VA_ARGS__);         \
+    for (; j < size; ++j) Block<1>::function(j, __VA_ARGS__);                 \
+  } while (0)
 
-#define OVER_BLOCKS(size, function, ...)                               \
-  int j = 0;                                                           \
-  for (; j + 16 <= size; j += 16) Block<16>::function(j, __VA_ARGS__); \
-  for (; j + 4 <= size; j += 4) Block<4>::function(j, __VA_ARGS__);    \
-  for (; j < size; ++j) Block<1>::function(j, __VA_ARGS__)
+}  // namespace
 
 extern "C" {
 
-// u: h W_hh^T on entry, its normalized form on return (unchanged if gamma_hh is null). mean_*, rstd_*: written if `batch`,
-// read if not. scratch: (B, 16).
-void bnrnn_lstm_forward(int B, int H, int batch, float eps, float* u, const float* x, const float* c_prev,
-                        const float* gamma_hh, float* mean_hh, float* rstd_hh, const float* gamma_c,
-                        const float* beta_c, float* mean_c, float* rstd_c, float* c, float* h, float* scratch) {
-  OVER_BLOCKS(H, forward, B, H, batch, eps, u, x, c_prev, gamma_hh, mean_hh, rstd_hh, gamma_c, beta_c, mean_c, rstd_c, c,
-              h, scratch);
+// One sequence. x, u are (T, B, 4H), c, y, dy (T, B, H), states (B, H), statistics (T, 4H) or (T, H); a pointer may be null
+// where a term is not there. Of the B sequences the first running[t] run at step t and the first counted[t] count in its
+// statistics; null: all.
+struct Lstm {
+  int32_t T, B, H, batch, threads;  // batch: statistics are those of the batch, and are written; else read
+  float eps;
+  const int32_t *running, *counted;
+  const float *weight_hh, *gamma_ih, *gamma_hh, *bias, *gamma_c, *beta_c, *h_0, *c_0;
+  float *mean_ih, *var_ih, *mean_hh, *var_hh, *mean_c, *var_c;
+  float *x;  // W_ih x; normalized on return; after the backward pass its gradient
+  float *u;  // written: h W_hh^T, normalized; after the backward pass its gradient; null if there will be no such pass
+  float *c, *y;
+  const float* dy;
+  float *dh, *dc;  // gradients of the last state; after the backward pass of the first
+  float *dgamma_ih, *dgamma_hh, *dbias, *dgamma_c, *dbeta_c;  // added to
+};
 }
 
-// Gradients of one step. On entry dh is the whole gradient of h_t and dc that of c_t from later steps; on return dc is that
-// of c_{t-1}, da that of x, and u (the normalized form on entry) that of h W_hh^T. The gradients of gamma and beta are
-// added to. scratch: (B, 5 * 16).
-void bnrnn_lstm_backward(int B, int H, int batch, float* u, const float* x, const float* c_prev, const float* c,
-                         const float* gamma_hh, const float* rstd_hh, const float* gamma_c, const float* beta_c,
-                         const float* mean_c, const float* rstd_c, const float* dh, float* dc, float* da,
-                         float* dgamma_hh, float* dgamma_c, float* dbeta_c, float* scratch) {
-  OVER_BLOCKS(H, backward, B, H, batch, u, x, c_prev, c, gamma_hh, rstd_hh, gamma_c, beta_c, mean_c, rstd_c, dh, dc, da,
-              dgamma_hh, dgamma_c, dbeta_c, scratch);
+namespace {
+
+// A step's place in the sequence, and its part of the sequence's arrays.
+struct Step {
+  const Lstm& s;
+  int64_t t;
+  int n, m;  // sequences that run, and that count
+  float *x, *u, *c, *y;
+  const float *c_prev, *h_prev;
+  int64_t row;  // of x and u
+
+  Step(const Lstm& s, int64_t t) : s(s), t(t) {
+    n = s.running ? s.running[t] : s.B;
+    m = s.counted ? s.counted[t] : s.B;
+    row = 4 * (int64_t)s.H;
+    const int64_t size = (int64_t)s.B * s.H;
+    x = s.x + 4 * size * t;
+    u = s.u ? s.u + 4 * size * t : nullptr;
+    c = s.c + size * t;
+    y = s.y + size * t;
+    c_prev = t ? c - size : s.c_0;
+    h_prev = t ? y - size : s.h_0;
+  }
+};
+
+// Everything after the product of units j ... j + N. `product` (rows `width` long, gates `gap` apart) is that of m rows.
+template <int N>
+void forward_block(const Step& at, int j, float* product, int64_t width, int64_t gap) {
+  typedef Block<N> X;
+  typedef typename X::V V;
+  const Lstm& s = at.s;
+  const int64_t H = s.H, row = at.row, t4 = 4 * H * at.t, t1 = H * at.t;
+  V mean[4]{}, rstd[4]{}, mean_x[4]{}, rstd_x[4]{};
+  if (s.gamma_hh)
+    X::template statistics<4>(s.batch, product, at.m, width, gap, s.mean_hh + t4 + j, s.var_hh + t4 + j, H, s.eps, mean, rstd);
+  if (s.gamma_ih)
+    X::template statistics<4>(s.batch, at.x + j, at.m, row, H, s.mean_ih + t4 + j, s.var_ih + t4 + j, H, s.eps, mean_x, rstd_x);
+  V gamma[4], gamma_x[4], bias[4];
+  for (int k = 0; k < 4; ++k) {
+    gamma[k] = X::load_or(s.gamma_hh, k * H + j, 1.0f);
+    gamma_x[k] = X::load_or(s.gamma_ih, k * H + j, 1.0f);
+    bias[k] = X::load_or(s.bias, k * H + j, 0.0f);
+  }
+  for (int b = 0; b < at.m; ++b) {
+    const int64_t r = b * row + j, cell = b * H + j;
+    V a[4];
+    for (int k = 0; k < 4; ++k) {  // eq. 6
+      V v = X::load(product + b * width + k * gap), w = X::load(at.x + r + k * H);
+      if (s.gamma_hh) v = (v - mean[k]) * rstd[k];
+      if (s.gamma_ih) {
+        w = (w - mean_x[k]) * rstd_x[k];
+        X::store(at.x + r + k * H, w);
+      }
+      if (at.u) X::store(at.u + r + k * H, v);
+      a[k] = gamma[k] * v + gamma_x[k] * w + bias[k];
+    }
+    if (b >= at.n) continue;
+    X::store(at.c + cell, X::sigmoid(a[1]) * X::load(at.c_prev + cell) + X::sigmoid(a[0]) * X::tanh(a[2]));  // eq. 7
+    X::store(product + b * width, X::sigmoid(a[3]));
+  }
+  for (int64_t b = at.n; b < s.B; ++b) {  // sequences that have ended
+    X::store(at.c + b * H + j, X::load(at.c_prev + b * H + j));
+    X::store(at.y + b * H + j, X::load(at.h_prev + b * H + j));
+  }
+  V m{}, r = V{} + 1.0f;
+  if (s.gamma_c)
+    X::template statistics<1>(s.batch, at.c + j, at.m, H, 0, s.mean_c + t1 + j, s.var_c + t1 + j, 0, s.eps, &m, &r);
+  const V scale = r * X::load_or(s.gamma_c, j, 1.0f), shift = X::load_or(s.beta_c, j, 0.0f);
+  for (int b = 0; b < at.n; ++b)  // eq. 8
+    X::store(at.y + b * H + j,
+             X::load(product + b * width) * X::tanh((X::load(at.c + b * H + j) - m) * scale + shift));
 }
 
-// The same batch normalization at each of T steps: x, y (T, B, F); mean, rstd (T, F), written if `batch`, read if not.
-void bnrnn_norm_forward(int T, int B, int F, int batch, float eps, const float* x, const float* gamma,
-                        const float* shift, float* mean, float* rstd, float* y) {
-  for (int64_t t = 0; t < T; ++t) {
-    const int64_t at = t * B * F;
-    OVER_BLOCKS(F, normalize, B, F, batch, eps, x + at, gamma, shift, mean + t * F, rstd + t * F, y + at);
+template <int N>
+void add(float* to, typename Block<N>::V v) {
+  Block<N>::store(to, Block<N>::load(to) + v);
+}
+
+// du, dx and dc of units j ... j + N from dh, dy and dc. scratch: (B, 5 N).
+template <int N>
+void backward_block(const Step& at, int j, float* scratch) {
+  typedef Block<N> X;
+  typedef typename X::V V;
+  const Lstm& s = at.s;
+  const int64_t H = s.H, row = at.row, t4 = 4 * H * at.t, t1 = H * at.t;
+  const float* dy = s.dy + (int64_t)s.B * H * at.t;
+  const float inverse = s.batch ? 1.0f / (float)at.m : 0.0f;  // population statistics send no gradient back
+  V gamma[4], gamma_x[4], bias[4];
+  for (int k = 0; k < 4; ++k) {
+    gamma[k] = X::load_or(s.gamma_hh, k * H + j, 1.0f);
+    gamma_x[k] = X::load_or(s.gamma_ih, k * H + j, 1.0f);
+    bias[k] = X::load_or(s.bias, k * H + j, 0.0f);
+  }
+  const V g_c = X::load_or(s.gamma_c, j, 1.0f), shift = X::load_or(s.beta_c, j, 0.0f);
+  const V m_c = s.gamma_c ? X::load(s.mean_c + t1 + j) : V{};
+  const V r_c = s.gamma_c ? X::rsqrt(X::load(s.var_c + t1 + j) + s.eps) : V{} + 1.0f;
+  V sum_dz{}, sum_dzc{};
+  for (int b = 0; b < at.n; ++b) {  // through eq. 8
+    const int64_t r = b * row + j, cell = b * H + j;
+    V a[4];
+    for (int k = 0; k < 4; ++k)
+      a[k] = gamma[k] * X::load(at.u + r + k * H) + gamma_x[k] * X::load(at.x + r + k * H) + bias[k];
+    const V c_hat = (X::load(at.c + cell) - m_c) * r_c, tanh = X::tanh(g_c * c_hat + shift), o = X::sigmoid(a[3]);
+    const V grad = X::load(s.dh + cell) + X::load(dy + cell), dz = grad * o * (1.0f - tanh * tanh);
+    sum_dz += dz;
+    sum_dzc += dz * c_hat;
+    float* p = scratch + b * 5 * N;
+    X::store(p, X::sigmoid(a[0]));
+    X::store(p + N, X::sigmoid(a[1]));
+    X::store(p + 2 * N, X::tanh(a[2]));
+    X::store(p + 3 * N, grad * tanh * o * (1.0f - o));
+    X::store(p + 4 * N, dz);
+  }
+  if (s.gamma_c) add<N>(s.dgamma_c + j, sum_dzc);
+  if (s.beta_c) add<N>(s.dbeta_c + j, sum_dz);
+  const V mean_dz = s.gamma_c ? sum_dz * inverse : V{}, mean_dzc = s.gamma_c ? sum_dzc * inverse : V{};
+  V sum_a[4]{}, sum_au[4]{}, sum_ax[4]{};
+  for (int b = 0; b < at.n; ++b) {  // through eqs. 7 and 6
+    const int64_t r = b * row + j, cell = b * H + j;
+    float* p = scratch + b * 5 * N;
+    const V i = X::load(p), f = X::load(p + N), g = X::load(p + 2 * N), c_hat = (X::load(at.c + cell) - m_c) * r_c;
+    const V d = X::load(s.dc + cell) + g_c * r_c * (X::load(p + 4 * N) - mean_dz - c_hat * mean_dzc);
+    const V grads[4] = {d * g * i * (1.0f - i), d * X::load(at.c_prev + cell) * f * (1.0f - f), d * i * (1.0f - g * g),
+                        X::load(p + 3 * N)};
+    X::store(s.dc + cell, d * f);
+    for (int k = 0; k < 4; ++k) {
+      sum_a[k] += grads[k];
+      if (s.gamma_hh) sum_au[k] += grads[k] * X::load(at.u + r + k * H);
+      if (s.gamma_ih) sum_ax[k] += grads[k] * X::load(at.x + r + k * H);
+      X::store(p + k * N, grads[k]);  // in place of i f g and the like
+    }
+  }
+  for (int64_t b = at.n; b < at.m; ++b) {  // sequences that have ended but count: gradients through the statistics alone
+    const int64_t cell = b * H + j;
+    const V c_hat = (X::load(at.c + cell) - m_c) * r_c;
+    if (s.gamma_c) X::store(s.dc + cell, X::load(s.dc + cell) - g_c * r_c * (mean_dz + c_hat * mean_dzc));
+    for (int k = 0; k < 4; ++k) X::store(scratch + (b * 5 + k) * N, V{});
+  }
+  for (int k = 0; k < 4; ++k) {  // through the normalization of the two products
+    const int64_t column = k * H + j;
+    if (s.bias) add<N>(s.dbias + column, sum_a[k]);
+    if (s.gamma_hh) add<N>(s.dgamma_hh + column, sum_au[k]);
+    if (s.gamma_ih) add<N>(s.dgamma_ih + column, sum_ax[k]);
+    const V mean = sum_a[k] * inverse, mean_u = sum_au[k] * inverse, mean_x = sum_ax[k] * inverse;
+    const V scale = s.gamma_hh ? gamma[k] * X::rsqrt(X::load(s.var_hh + t4 + column) + s.eps) : V{};
+    const V scale_x = s.gamma_ih ? gamma_x[k] * X::rsqrt(X::load(s.var_ih + t4 + column) + s.eps) : V{};
+    for (int b = 0; b < at.m; ++b) {
+      const V da = X::load(scratch + ((int64_t)b * 5 + k) * N);
+      float *u = at.u + b * row + column, *x = at.x + b * row + column;
+      X::store(u, s.gamma_hh ? scale * (da - mean - X::load(u) * mean_u) : da);
+      X::store(x, s.gamma_ih ? scale_x * (da - mean - X::load(x) * mean_x) : da);
+    }
+    for (int64_t b = at.m; b < s.B; ++b) {
+      X::store(at.u + b * row + column, V{});
+      X::store(at.x + b * row + column, V{});
+    }
   }
 }
 
-// dx (T, B, F) is written, dgamma (F) and dshift (F) are added to.
-void bnrnn_norm_backward(int T, int B, int F, int batch, const float* x, const float* gamma, const float* mean,
-                         const float* rstd, const float* dy, float* dx, float* dgamma, float* dshift) {
+}  // namespace
+
+extern "C" {
+
+void bnrnn_lstm_forward(const Lstm* sequence) {
+  const Lstm& s = *sequence;
+  const int H = s.H, blocks = (H + LANES - 1) / LANES;
+  // W_hh^T with the columns of a block's four gates side by side.
+  Floats ordered(new float[4 * (int64_t)H * H]);
+  for (int j = 0; j < H; j += LANES)
+    for (int k = 0, w = std::min(LANES, H - j); k < 4; ++k)
+      std::memcpy(&ordered[(int64_t)H * (4 * j + k * w)], s.weight_hh + (int64_t)H * (k * H + j), sizeof(float) * w * H);
+  const Packed weight(4 * H, H, ordered.get(), 1, H);
+  ordered.reset();
+#pragma omp parallel num_threads(s.threads) if (s.threads > 1)
+  {
+    Floats product(new float[(int64_t)s.B * 4 * LANES]);
+    for (int64_t t = 0; t < s.T; ++t) {
+      const Step at(s, t);
+#pragma omp for schedule(static)
+      for (int block = 0; block < blocks; ++block) {
+        const int j = block * LANES, w = std::min(LANES, H - j), width = round_up(4 * w);
+        weight.times(4 * j, at.m, at.h_prev, H, 1, product.get(), width, false);
+        int i = 0;
+        for (; i + LANES <= w; i += LANES) forward_block<LANES>(at, j + i, product.get() + i, width, w);
+        for (; i + 4 <= w; i += 4) forward_block<4>(at, j + i, product.get() + i, width, w);
+        for (; i < w; ++i) forward_block<1>(at, j + i, product.get() + i, width, w);
+      }
+    }
+  }
+}
+
+void bnrnn_lstm_backward(const Lstm* sequence) {
+  const Lstm& s = *sequence;
+  const int H = s.H, blocks = (H + LANES - 1) / LANES, columns = 4 * LANES;
+  const Packed weight(H, 4 * H, s.weight_hh, H, 1);
+#pragma omp parallel num_threads(s.threads) if (s.threads > 1)
+  {
+    Floats scratch(new float[(int64_t)s.B * 5 * LANES]);
+    for (int64_t t = s.T - 1; t >= 0; --t) {
+      const Step at(s, t);
+      const float* dy = s.dy + (int64_t)s.B * H * t;
+#pragma omp for schedule(static)
+      for (int block = 0; block < blocks; ++block) {
+        const int from = block * LANES, to = std::min(H, from + LANES);
+        int j = from;
+        for (; j + LANES <= to; j += LANES) backward_block<LANES>(at, j, scratch.get());
+        for (; j + 4 <= to; j += 4) backward_block<4>(at, j, scratch.get());
+        for (; j < to; ++j) backward_block<1>(at, j, scratch.get());
+        for (int64_t b = at.n; b < s.B; ++b)  // what ended hands its gradient on to the step before
+          for (j = from; j < to; ++j) s.dh[b * H + j] += dy[b * H + j];
+      }
+#pragma omp for schedule(static)
+      for (int n = 0; n < H; n += columns) {
+        weight.times_exactly(n, at.n, at.u, at.row, 1, s.dh + n, H, false);
+        if (at.m > at.n)
+          weight.times_exactly(n, at.m - at.n, at.u + at.n * at.row, at.row, 1, s.dh + (int64_t)at.n * H + n, H, true);
+      }
+    }
+  }
+}
+
+// C (M, N) = A (M, K) B, or A^T B for A (K, M); or added to C. Element (k, n) of B is B[k * row + n * column].
+void bnrnn_product(int M, int N, int K, const float* A, int transposed, const float* B, int64_t row, int64_t column,
+                   float* C, int add, int threads) {
+  const int64_t a_row = transposed ? 1 : K, a_step = transposed ? M : 1;
+  for (int k = 0; k < K; k += DEPTH) {
+    const int depth = std::min(DEPTH, K - k);
+    const Packed right(N, depth, B + k * row, row, column);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int m = 0; m < M; m += HEIGHT)
+      for (int n = 0; n < N; n += 4 * LANES)
+        right.times_exactly(n, std::min(HEIGHT, M - m), A + m * a_row + k * a_step, a_row, a_step,
+                            C + (int64_t)m * N + n, N, add || k > 0);
+  }
+}
+
+// The same batch normalization at each of T steps: x, y (T, B, F); mean, var (T, F), written if `batch`, read if not. Only the
+// first running[t] rows count; null: all.
+void bnrnn_norm_forward(int T, int B, int F, int batch, float eps, const int32_t* running, const float* x,
+                        const float* gamma, const float* shift, float* mean, float* var, float* y) {
   for (int64_t t = 0; t < T; ++t) {
     const int64_t at = t * B * F;
-    OVER_BLOCKS(F, normalize_backward, B, F, batch, x + at, gamma, mean + t * F, rstd + t * F, dy + at, dx + at, dgamma,
-                dshift);
+    const int n = running ? running[t] : B;
+    OVER_BLOCKS(0, F, normalize, n, B, F, batch, eps, x + at, gamma, shift, mean + t * F, var + t * F, y + at);
+  }
+}
+
+// dx (T, B, F) is written (dy may be its place), dgamma (F) and dshift (F) are added to.
+void bnrnn_norm_backward(int T, int B, int F, int batch, float eps, const int32_t* running, const float* x,
+                         const float* gamma, const float* mean, const float* var, const float* dy, float* dx,
+                         float* dgamma, float* dshift) {
+  for (int64_t t = 0; t < T; ++t) {
+    const int64_t at = t * B * F;
+    const int n = running ? running[t] : B;
+    OVER_BLOCKS(0, F, normalize_backward, n, B, F, batch, eps, x + at, gamma, mean + t * F, var + t * F, dy + at, dx + at,
+                dgamma, dshift);
   }
 }
 

@@ -1,14 +1,16 @@
 """The recurrence as one autograd function over the whole sequence, with a backward derived by hand.
 
-What lies between the matrix products of two time steps is a pair of step functions: `AtenSteps` here, for any device
-and dtype, or a compiled kernel (lstm_cpu.py). The signature and the equations are those of bnrnn.scan.lstm.
+What runs the steps is an engine: `AtenEngine` here, in torch's own operations for any device and dtype, or a compiled
+one (lstm_cpu.py, lstm_triton.py). Signature and equations are those of bnrnn.scan.lstm.
 
-Backward of step t, with m() the mean over the batch, z = BN(c), û and ĉ normalized, without scale and shift:
+Backward of step t, with m() the mean over the batch, z = BN(c); x̂, û and ĉ normalized, without scale and shift:
     dz = dh σ(o) (1 - tanh²z);      dγ_c += Σ dz ĉ;   dβ_c += Σ dz
     dc += γ_c rstd_c (dz - m(dz) - ĉ m(dz ĉ))                       (dz itself without normalization)
-    da = dgates from dc and dh;     dγ_hh += Σ da û;  dc_{t-1} = dc σ(f)
+    da = dgates from dc and dh;     db += Σ da;       dγ_hh += Σ da û;    dγ_ih += Σ da x̂;    dc_{t-1} = dc σ(f)
+    dx = γ_ih rstd_ih (da - m(da) - x̂ m(da x̂))
     du = γ_hh rstd_hh (da - m(da) - û m(da û));       dh_{t-1} += du W_hh;   dW_hh += duᵀ h_{t-1}
-Under population statistics the m() terms vanish. Gates are recomputed from û rather than stored.
+Under population statistics the m() terms vanish. Gates are recomputed from x̂ and û rather than stored, and the
+gradients of x and u take their places: with c and h, ten numbers a unit and step.
 """
 
 from dataclasses import dataclass
@@ -21,170 +23,217 @@ from torch.autograd.function import once_differentiable
 from bnrnn.scan.lstm import Statistics
 from bnrnn.scan.norm import moments
 
+PARAMETERS = ("gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c")
+
 
 @dataclass
-class Saved:
-    """What a forward pass leaves to its backward pass; time is the first axis."""
+class Sequence:
+    """One sequence's arguments and what its forward pass leaves to its backward pass; time is the first axis."""
 
-    x: Tensor  # (T, B, 4H), gates_x
-    u: Tensor  # (T, B, 4H), normalized recurrent term; turned into its gradient
+    x: Tensor  # (T, B, 4H), input product; normalized by the forward pass; its gradient after the backward pass
+    u: Tensor | None  # (T, B, 4H), normalized recurrent product; its gradient after; None if no backward pass will come
     c: Tensor  # (T, B, H)
-    c_0: Tensor  # (B, H)
-    mean_hh: Tensor  # (T, 4H), of the batch or of the population, like those below
-    rstd_hh: Tensor
-    mean_c: Tensor  # (T, H)
-    rstd_c: Tensor
-    gamma_hh: Tensor | None
-    gamma_c: Tensor | None
-    beta_c: Tensor | None
-    eps: float
+    h_0: Tensor  # (B, H)
+    c_0: Tensor
+    weight_hh: Tensor  # (4H, H)
+    parameters: dict[str, Tensor | None]
+    statistics: Statistics
     batch: bool  # whether the statistics are those of the batch
+    eps: float
+    batch_sizes: list[int] | None
+    ended_count: bool
+    product_dtype: torch.dtype
 
-    def c_prev(self, t: int) -> Tensor:
-        return self.c[t - 1] if t else self.c_0
+    def running(self, t: int) -> int:
+        """Sequences that run at step t."""
+        return self.batch_sizes[t] if self.batch_sizes else self.x.shape[1]
+
+    def counted(self, t: int) -> int:
+        """Sequences in the statistics of step t."""
+        return self.x.shape[1] if self.ended_count else self.running(t)
 
 
 @runtime_checkable
-class Steps(Protocol):
-    """The elementwise and normalizing part of one time step."""
+class Engine(Protocol):
+    """What runs the steps of a sequence."""
 
-    def forward(self, s: Saved, t: int, h: Tensor) -> None:
-        """From u[t] = h W_hh^T and c_prev: write u[t] normalized, the statistics of step t, c[t], and h (B, H)."""
+    def forward(self, s: Sequence, y: Tensor) -> None:
+        """Write y (T, B, H), s.c, s.u, s.x normalized, and s.statistics if they are those of the batch."""
         ...
 
-    def backward(
-        self, s: Saved, t: int, dh: Tensor, dc: Tensor, da: Tensor, sums: tuple[Tensor, Tensor, Tensor]
-    ) -> None:
-        """From dh and dc of step t: write da (B, 4H), u[t] as its gradient, dc as that of c_prev; add to `sums`, the
-        gradients of gamma_hh, gamma_c and beta_c."""
+    def backward(self, s: Sequence, y: Tensor, dy: Tensor, dh: Tensor, dc: Tensor, grads: dict[str, Tensor]) -> Tensor:
+        """Given the gradients of y and of the last state, turn s.x and s.u into their gradients and dh and dc into
+        those of the first state; add to the parameters' `grads`; return the gradient of weight_hh."""
         ...
 
 
-def _standardize(v: Tensor, mean: Tensor, rstd: Tensor, eps: float, batch: bool) -> Tensor:
-    """(v - mean) rstd, after writing the batch's own statistics into mean and rstd if `batch`."""
-    if batch:
-        m, var = moments(v)
-        mean.copy_(m)
-        rstd.copy_((var + eps).rsqrt())
-    return (v - mean) * rstd
+def _standardize(v: Tensor, mean: Tensor, var: Tensor, s: Sequence) -> Tensor:
+    """(v - mean) / sqrt(var + eps), after writing the batch's own statistics into mean and var if those count."""
+    if s.batch:
+        for to, value in zip((mean, var), moments(v), strict=True):
+            to.copy_(value)
+    return (v - mean) * (var + s.eps).rsqrt()
 
 
-def _through_norm(dv: Tensor, v: Tensor, scale: Tensor, batch: bool) -> Tensor:
+def _through_norm(dv: Tensor, v: Tensor, gamma: Tensor, var: Tensor, s: Sequence) -> Tensor:
     """Gradient with respect to what was normalized to v, given that of v's scaled form."""
-    if batch:
+    if s.batch:
         dv = dv - dv.mean(0) - v * (dv * v).mean(0)
-    return scale * dv
+    return gamma * (var + s.eps).rsqrt() * dv
 
 
-class AtenSteps:
+class AtenEngine:
     """Steps in torch's own operations: any device, any dtype."""
 
-    def forward(self, s: Saved, t: int, h: Tensor) -> None:
-        if s.gamma_hh is not None:
-            s.u[t] = _standardize(s.u[t], s.mean_hh[t], s.rstd_hh[t], s.eps, s.batch)
-        i, f, g, o = self._gates(s, t)
-        s.c[t] = f * s.c_prev(t) + i * g
-        if s.gamma_c is not None:
-            z = _standardize(s.c[t], s.mean_c[t], s.rstd_c[t], s.eps, s.batch) * s.gamma_c
-        else:
-            z = s.c[t]
-        torch.mul(o, (z if s.beta_c is None else z + s.beta_c).tanh(), out=h)
+    def forward(self, s: Sequence, y: Tensor) -> None:
+        gamma_ih, gamma_hh, _, gamma_c, beta_c = (s.parameters[name] for name in PARAMETERS)
+        mean_ih, var_ih, mean_hh, var_hh, mean_c, var_c = s.statistics
+        weight, h, c = s.weight_hh.t().to(s.product_dtype), s.h_0, s.c_0
+        for t in range(len(y)):
+            n, counted = s.running(t), s.counted(t)
+            u = (h[:counted].to(weight.dtype) @ weight).to(h.dtype)
+            if gamma_hh is not None:
+                u = _standardize(u, mean_hh[t], var_hh[t], s)  # pyright: ignore
+            if gamma_ih is not None:
+                s.x[t, :counted] = _standardize(s.x[t, :counted], mean_ih[t], var_ih[t], s)  # pyright: ignore
+            if s.u is not None:
+                s.u[t, :counted] = u
+            i, f, g, o = self._gates(s, u[:n], s.x[t, :n])
+            s.c[t, :n], s.c[t, n:] = f * c[:n] + i * g, c[n:]
+            c = s.c[t]
+            z = c[:n]
+            if gamma_c is not None:
+                z = _standardize(c[:counted], mean_c[t], var_c[t], s)[:n] * gamma_c  # pyright: ignore
+            y[t, :n], y[t, n:] = o * (z if beta_c is None else z + beta_c).tanh(), h[n:]
+            h = y[t]
 
-    def _gates(self, s: Saved, t: int) -> tuple[Tensor, ...]:
-        a = s.x[t] + (s.u[t] if s.gamma_hh is None else s.gamma_hh * s.u[t])
-        i, f, g, o = a.chunk(4, dim=1)
+    def _gates(self, s: Sequence, u: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        for name, value in (("gamma_hh", u), ("gamma_ih", x)):
+            gamma = s.parameters[name]
+            scaled = value if gamma is None else gamma * value
+            u, x = (scaled, x) if name == "gamma_hh" else (u, scaled)
+        bias = s.parameters["bias"]
+        i, f, g, o = (u + x if bias is None else u + x + bias).chunk(4, dim=1)
         return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
 
-    def backward(
-        self, s: Saved, t: int, dh: Tensor, dc: Tensor, da: Tensor, sums: tuple[Tensor, Tensor, Tensor]
+    def backward(self, s: Sequence, y: Tensor, dy: Tensor, dh: Tensor, dc: Tensor, grads: dict[str, Tensor]) -> Tensor:
+        assert s.u is not None
+        weight = s.weight_hh.to(s.product_dtype)
+        for t in reversed(range(len(y))):
+            n, counted = s.running(t), s.counted(t)
+            dh += dy[t]
+            self._step_back(s, t, n, counted, dh[:n], dc, grads)
+            dh_prev = (s.u[t, :counted].to(weight.dtype) @ weight).to(dh.dtype)
+            dh[:n] = dh_prev[:n]
+            dh[n:counted] += dh_prev[n:]
+        h_prev = torch.cat([s.h_0[None], y[:-1]]).flatten(0, 1).to(weight.dtype)
+        return (s.u.flatten(0, 1).t().to(weight.dtype) @ h_prev).to(dh.dtype)
+
+    def _step_back(
+        self, s: Sequence, t: int, n: int, counted: int, dh: Tensor, dc: Tensor, grads: dict[str, Tensor]
     ) -> None:
-        i, f, g, o = self._gates(s, t)
-        c_hat = s.c[t] if s.gamma_c is None else (s.c[t] - s.mean_c[t]) * s.rstd_c[t]
-        z = c_hat if s.gamma_c is None else s.gamma_c * c_hat
-        tanh_z = (z if s.beta_c is None else z + s.beta_c).tanh()
-        dz = dh * o * (1 - tanh_z.square())
-        sums[1].add_((dz * c_hat).sum(0))
-        sums[2].add_(dz.sum(0))
-        dc += dz if s.gamma_c is None else _through_norm(dz, c_hat, s.gamma_c * s.rstd_c[t], s.batch)
-        parts = (dc * g * i * (1 - i), dc * s.c_prev(t) * f * (1 - f), dc * i * (1 - g * g), dh * tanh_z * o * (1 - o))
-        torch.cat(parts, dim=1, out=da)
-        dc *= f
-        if s.gamma_hh is None:
-            s.u[t] = da
-        else:
-            sums[0].add_((da * s.u[t]).sum(0))
-            s.u[t] = _through_norm(da, s.u[t], s.gamma_hh * s.rstd_hh[t], s.batch)
+        gamma_ih, gamma_hh, bias, gamma_c, beta_c = (s.parameters[name] for name in PARAMETERS)
+        _, var_ih, _, var_hh, mean_c, var_c = (None if v is None else v[t] for v in s.statistics)
+        assert s.u is not None
+        u, x, c, c_prev = s.u[t, :counted], s.x[t, :counted], s.c[t, :counted], s.c[t - 1] if t else s.c_0
+        i, f, g, o = self._gates(s, u[:n], x[:n])
+        c_hat = c if gamma_c is None else (c - mean_c) * (var_c + s.eps).rsqrt()  # pyright: ignore
+        z = c_hat[:n] if gamma_c is None else gamma_c * c_hat[:n]
+        tanh_z = (z if beta_c is None else z + beta_c).tanh()
+        dz = torch.zeros_like(c)
+        dz[:n] = dh * o * (1 - tanh_z.square())
+        if beta_c is not None:
+            grads["beta_c"] += dz.sum(0)
+        if gamma_c is not None and var_c is not None:
+            grads["gamma_c"] += (dz * c_hat).sum(0)
+            dz = _through_norm(dz, c_hat, gamma_c, var_c, s)
+        dc[:counted] += dz
+        d = dc[:n]
+        da = torch.zeros_like(u)
+        parts = (d * g * i * (1 - i), d * c_prev[:n] * f * (1 - f), d * i * (1 - g * g), dh * tanh_z * o * (1 - o))
+        torch.cat(parts, dim=1, out=da[:n])
+        dc[:n] *= f
+        if bias is not None:
+            grads["bias"] += da.sum(0)
+        for name, v, gamma, var in (("gamma_hh", u, gamma_hh, var_hh), ("gamma_ih", x, gamma_ih, var_ih)):
+            if gamma is None or var is None:
+                v.copy_(da)
+            else:
+                grads[name] += (da * v).sum(0)
+                v.copy_(_through_norm(da, v, gamma, var, s))
+        s.u[t, counted:] = 0
+        s.x[t, counted:] = 0
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, steps: Steps, eps: float, population: Statistics | None, seen: list[Any] | None,
-                x: Tensor, h: Tensor, c: Tensor, weight_hh: Tensor, gamma_hh: Tensor | None, gamma_c: Tensor | None,
-                beta_c: Tensor | None) -> tuple[Tensor, Tensor]:  # fmt: skip
-        T, B, G = x.shape
-        H = G // 4
-
-        def statistics(var: Tensor | None, mean: Tensor | None, size: int) -> tuple[Tensor, Tensor]:
-            if mean is not None and var is not None:
-                return mean.contiguous(), (var + eps).rsqrt()
-            return x.new_empty(T, size), x.new_empty(T, size)
-
-        given = population or Statistics()
-        mean_hh, rstd_hh = statistics(given.var_hh, given.mean_hh, G)
-        mean_c, rstd_c = statistics(given.var_c, given.mean_c, H)
-        s = Saved(x.contiguous(), x.new_empty(T, B, G), x.new_empty(T, B, H), c.contiguous(), mean_hh, rstd_hh, mean_c,
-                  rstd_c, gamma_hh, gamma_c, beta_c, eps, population is None)  # fmt: skip
-        y, h_0, weight_t = x.new_empty(T, B, H), h, weight_hh.t()
-        for t in range(T):
-            u = torch.mm(h, weight_t, out=s.u[t])
-            of_u = () if seen is None else moments(u)
-            h = y[t]
-            steps.forward(s, t, h)
-            if seen is not None:
-                seen.append((*of_u, *moments(s.c[t])))
-        ctx.save_for_backward(y, h_0, weight_hh)
-        ctx.steps, ctx.saved = steps, s
+    def forward(ctx: Any, engine: Engine, s: Sequence, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        y = torch.empty_like(s.c)
+        engine.forward(s, y)
+        ctx.save_for_backward(y, s.weight_hh)  # autograd watches that neither is changed before the backward pass
+        ctx.engine, ctx.sequence = engine, s
         return y, s.c[-1].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        dy, dc = grads
-        y, h_0, weight_hh = ctx.saved_tensors
-        if ctx.saved is None:
+        y, _ = ctx.saved_tensors
+        if ctx.sequence is None:
             raise RuntimeError("this scan was run backward before and its buffers are spent: run it forward again")
-        s, ctx.saved = ctx.saved, None
-        dc, dh, da = dc.clone(), torch.zeros_like(h_0, memory_format=torch.contiguous_format), torch.empty_like(s.u)
-        sums = (s.u.new_zeros(s.u.shape[2]), s.c.new_zeros(s.c.shape[2]), s.c.new_zeros(s.c.shape[2]))
-        for t in reversed(range(len(y))):
-            dh += dy[t]
-            ctx.steps.backward(s, t, dh, dc, da[t], sums)
-            torch.mm(s.u[t], weight_hh, out=dh)
-        dweight = s.u[0].t() @ h_0
-        if len(y) > 1:
-            dweight.addmm_(s.u[1:].flatten(0, 1).t(), y[:-1].flatten(0, 1))
-        scales = [
-            total if parameter is not None else None
-            for total, parameter in zip(sums, (s.gamma_hh, s.gamma_c, s.beta_c), strict=True)
-        ]
-        return None, None, None, None, da, dh, dc, dweight, *scales
+        s, ctx.sequence = ctx.sequence, None
+        dy, dc = grads[0].contiguous(), grads[1].clone(memory_format=torch.contiguous_format)
+        dh = torch.zeros_like(s.h_0, memory_format=torch.contiguous_format)
+        totals = {name: torch.zeros_like(p) for name, p in s.parameters.items() if p is not None}
+        dweight = ctx.engine.backward(s, y, dy, dh, dc, totals)
+        return None, None, s.x, dh, dc, dweight, *(totals.get(name) for name in PARAMETERS)
 
 
 def fused_scan(
-    steps: Steps,
-    gates_x: Tensor,
+    engine: Engine,
+    x_proj: Tensor,
     h: Tensor,
     c: Tensor,
     weight_hh: Tensor,
-    gamma_hh: Tensor | None = None,
-    gamma_c: Tensor | None = None,
-    beta_c: Tensor | None = None,
+    *,
     eps: float = 1e-5,
     population: Statistics | None = None,
-    collect: bool = False,
+    batch_sizes: list[int] | None = None,
+    ended_count: bool = False,
+    product_dtype: torch.dtype | None = None,
+    overwrite: bool = False,
+    **parameters: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Statistics]:
-    """bnrnn.scan.lstm.lstm_scan with the given steps. A second backward through one scan raises RuntimeError."""
-    seen: list[Any] | None = [] if collect else None
-    y, c = _Scan.apply(steps, eps, population, seen, gates_x, h, c, weight_hh, gamma_hh, gamma_c, beta_c)
-    statistics = Statistics(*map(torch.stack, zip(*seen, strict=True))) if seen else Statistics()
-    return y, (y[-1], c), statistics
+    """bnrnn.scan.lstm.lstm_scan by the given engine. A second backward through one scan raises RuntimeError.
+
+    With `overwrite`, x_proj's memory is taken over (nobody else may need its values) instead of copied.
+    """
+    T, B, G = x_proj.shape
+    given = {name: parameters.get(name) for name in PARAMETERS}
+    inputs = (x_proj, h, c, weight_hh, *given.values())
+    with_grad = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs)
+    x = x_proj.detach().contiguous()
+    if not overwrite and x.data_ptr() == x_proj.data_ptr():
+        x = x.clone()
+    if population is None:
+        sizes = (G if given["gamma_ih"] is not None else 0, G if given["gamma_hh"] is not None else 0,
+                 G // 4 if given["gamma_c"] is not None else 0)  # fmt: skip
+        used = Statistics(*(x.new_empty(T, size) if size else None for size in sizes for _ in range(2)))
+    else:
+        used = Statistics(*(None if v is None else v.contiguous() for v in population))
+    s = Sequence(
+        x=x,
+        u=torch.empty_like(x) if with_grad else None,
+        c=x.new_empty(T, B, G // 4),
+        h_0=h.detach().contiguous(),
+        c_0=c.detach().contiguous(),
+        weight_hh=weight_hh.detach().contiguous(),
+        parameters={name: None if p is None else p.detach().contiguous() for name, p in given.items()},
+        statistics=used,
+        batch=population is None,
+        eps=eps,
+        batch_sizes=batch_sizes,
+        ended_count=ended_count,
+        product_dtype=product_dtype or weight_hh.dtype,
+    )
+    y, c = _Scan.apply(engine, s, *inputs)
+    return y, (y[-1], c), used

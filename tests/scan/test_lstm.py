@@ -4,7 +4,8 @@ import itertools
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -20,7 +21,10 @@ from tests.helpers import assert_near
 
 needs_compiler = pytest.mark.skipif(lstm_cpu.compiler() is None, reason="needs a C++ compiler")
 ENGINES = ["fused", pytest.param("cpu", marks=needs_compiler)]
-NAMES = ("gates_x", "h", "c", "weight_hh", "gamma_hh", "gamma_c", "beta_c")
+NAMES = ("x_proj", "h", "c", "weight_hh", "gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c")
+OPTIONAL = NAMES[4:]
+ALL = (True,) * 5
+SIZES = [[6, 5, 5, 3, 1], [6, 6, 6, 6, 6], [5, 4, 3, 3, 3]]  # how many of six sequences run at each of five steps
 
 
 @pytest.fixture(autouse=True)
@@ -31,16 +35,20 @@ def _restore():
     scan._has_kernel.cache_clear()
 
 
-def problem(T: int, B: int, H: int, hh: bool, cell: bool, beta: bool, population: bool) -> dict:
-    """Random arguments in float64, by the shape and the halves of BN that are there."""
-    shapes = [(T, B, 4 * H), (B, H), (B, H), (4 * H, H), (4 * H,), (H,), (H,)]
-    given = (True, True, True, True, hh, cell, beta)
-    args = {n: torch.randn(s, dtype=torch.float64) if g else None for n, s, g in zip(NAMES, shapes, given, strict=True)}
+def problem(T: int, B: int, H: int, given: Sequence[bool] = ALL, population: bool = False, **options) -> dict:
+    """Random arguments in float64; `given` says which of OPTIONAL are there."""
+    shapes = [(T, B, 4 * H), (B, H), (B, H), (4 * H, H), *((4 * H,),) * 3, (H,), (H,)]
+    args = {
+        n: torch.randn(s, dtype=torch.float64) if g else None
+        for n, s, g in zip(NAMES, shapes, (True,) * 4 + tuple(given), strict=True)
+    }
     args["weight_hh"] /= H**0.5
-    if hh:
+    if args["gamma_hh"] is not None:
         args["gamma_hh"] *= 0.3  # larger scales make the recurrence chaotic, and rounding errors grow with every step
-    stats = Statistics(torch.randn(T, 4 * H), torch.rand(T, 4 * H) + 0.1, torch.randn(T, H), torch.rand(T, H) + 0.1)
-    return {**args, "population": Statistics(*(s.double() for s in stats)) if population else None}
+    if population:
+        pairs = [(torch.randn(T, n), torch.rand(T, n) + 0.1) for n in (4 * H, 4 * H, H)]
+        population = Statistics(*(v.double() for pair in pairs for v in pair))
+    return {**args, "population": population or None, **options}
 
 
 def everything(run: Callable, problem: dict, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -48,12 +56,16 @@ def everything(run: Callable, problem: dict, dtype: torch.dtype) -> dict[str, Te
     torch.manual_seed(1)
     args = {n: None if problem[n] is None else problem[n].to(dtype).requires_grad_() for n in NAMES}
     population = problem["population"] and Statistics(*(s.to(dtype) for s in problem["population"]))
-    y, (h, c), seen = run(**args, population=population, collect=True)
+    options = {k: v for k, v in problem.items() if k not in NAMES and k != "population"}
+    y, (h, c), used = run(
+        *(args[n] for n in NAMES[:4]), **{n: args[n] for n in OPTIONAL}, population=population, **options
+    )
     weights = [torch.randn(v.shape, dtype=torch.float64).to(dtype) for v in (y, h, c)]
     leaves = {n: a for n, a in args.items() if a is not None}
     loss = sum((v * w).sum() for v, w in zip((y, h, c), weights, strict=True))
     grads = torch.autograd.grad(loss, list(leaves.values()))
-    return {"y": y, "h": h, "c": c, **seen._asdict(), **{f"d{n}": g for n, g in zip(leaves, grads, strict=True)}}
+    seen = {n: v for n, v in used._asdict().items() if v is not None}
+    return {"y": y, "h": h, "c": c, **seen, **{f"d{n}": g for n, g in zip(leaves, grads, strict=True)}}
 
 
 def assert_agrees(name: str, problem: dict) -> None:
@@ -73,43 +85,139 @@ def assert_agrees(name: str, problem: dict) -> None:
         assert_near(key, ref, found[key], tol)
 
 
-HALVES = list(itertools.product([True, False], repeat=3))
+GIVEN = list(itertools.product([True, False], repeat=5))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("hh", "cell", "beta"), HALVES)
+@pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("population", [False, True])
-def test_engines_agree_with_the_reference_with_any_half_of_bn(engine, hh, cell, beta, population):
-    assert_agrees(engine, problem(5, 6, 23, hh, cell, beta, population))
+def test_engines_agree_with_the_reference_with_any_part_of_bn(engine, given, population):
+    assert_agrees(engine, problem(5, 6, 23, given, population))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("shape", [(1, 5, 16), (4, 2, 19), (3, 9, 1), (2, 4, 3), (2, 3, 100), (40, 7, 36)])
+@pytest.mark.parametrize(
+    "shape", [(1, 5, 16), (4, 2, 19), (3, 9, 1), (2, 4, 3), (2, 3, 100), (40, 7, 36), (2, 15, 530)]
+)
 def test_engines_agree_at_edges_of_shape(engine, shape):
-    assert_agrees(engine, problem(*shape, True, True, True, False))
+    assert_agrees(engine, problem(*shape))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("given", [ALL, (False,) * 5, (True, False, True, True, False)])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("ended_count", [False, True])
+@pytest.mark.parametrize("population", [False, True])
+def test_engines_agree_on_padded_batches(engine, given, sizes, ended_count, population):
+    assert_agrees(engine, problem(5, 6, 21, given, population, batch_sizes=sizes, ended_count=ended_count))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engines_agree_at_random_shapes(engine):
     draw = random.Random(0)
     for _ in range(15):
-        shape = draw.randint(1, 9), draw.randint(3, 20), draw.randint(1, 70)
-        assert_agrees(engine, problem(*shape, *(draw.random() < 0.5 for _ in range(4))))
+        T, B, H = draw.randint(1, 9), draw.randint(3, 20), draw.randint(1, 70)
+        sizes = sorted((draw.randint(3, B) for _ in range(T)), reverse=True) if draw.random() < 0.5 else None
+        given = [draw.random() < 0.5 for _ in range(5)]
+        options = {"batch_sizes": sizes, "ended_count": draw.random() < 0.5}
+        assert_agrees(engine, problem(T, B, H, given, draw.random() < 0.3, **options))
+
+
+@pytest.mark.parametrize("ended_count", [False, True])
+def test_the_reference_on_a_padded_batch_is_eqs_6_to_8_row_by_row(ended_count):
+    """Written out with masks instead of slices, as the released code has it."""
+    T, B, H = 5, 6, 3
+    args = problem(T, B, H)
+    sizes = SIZES[0]
+
+    def bn(v: Tensor, counts: Tensor, gamma: Tensor, beta: Tensor | float) -> Tensor:
+        n = counts.sum()
+        mean = (v * counts).sum(0) / n
+        var = ((v - mean).square() * counts).sum(0) / n
+        return gamma * (v - mean) / (var + 1e-5).sqrt() + beta
+
+    h, c = args["h"], args["c"]
+    ys = []
+    for t in range(T):
+        runs = (torch.arange(B) < sizes[t])[:, None].double()
+        counts = torch.ones_like(runs) if ended_count else runs
+        a = bn(h @ args["weight_hh"].T, counts, args["gamma_hh"], 0.0)
+        a = a + bn(args["x_proj"][t], counts, args["gamma_ih"], args["bias"])
+        i, f, g, o = a.chunk(4, dim=1)
+        c = runs * (f.sigmoid() * c + i.sigmoid() * g.tanh()) + (1 - runs) * c
+        h = runs * o.sigmoid() * bn(c, counts, args["gamma_c"], args["beta_c"]).tanh() + (1 - runs) * h
+        ys.append(h)
+    options = {n: args[n] for n in OPTIONAL}
+    y, state, _ = lstm_scan(*(args[n] for n in NAMES[:4]), **options, batch_sizes=sizes, ended_count=ended_count)
+    for name, ref, out in (("y", torch.stack(ys), y), ("h", h, state[0]), ("c", c, state[1])):
+        assert_near(name, ref, out)
+
+
+@pytest.mark.parametrize("engine", ["reference", *ENGINES])
+def test_replicas_are_separate_calls(engine):
+    scan.set_backend(engine)
+    several = [problem(4, 6, 9) for _ in range(3)]
+    stacked = {n: torch.stack([p[n] for p in several]) for n in NAMES}
+    found = everything(scan.lstm_scan, {**stacked, "population": None}, torch.float32)
+    apart = [everything(scan.lstm_scan, p, torch.float32) for p in several]
+    for key in ("y", "h", "c", *Statistics._fields):
+        assert_near(key, torch.stack([a[key] for a in apart]), found[key], 1e-5)
+    population = Statistics(*(found[n].detach() for n in Statistics._fields))
+    weights = torch.randn(3, 4, 6, 9)
+    args = {n: v.float().requires_grad_() for n, v in stacked.items()}
+    again, _, _ = scan.lstm_scan(*(args[n] for n in NAMES[:4]), **{n: args[n] for n in OPTIONAL}, population=population)
+    grads = torch.autograd.grad((again * weights).sum(), list(args.values()))
+    for r in range(3):
+        own = {n: v[r].detach().requires_grad_() for n, v in args.items()}
+        of_r = Statistics(*(s[r] for s in population))
+        y, _, _ = scan.lstm_scan(*(own[n] for n in NAMES[:4]), **{n: own[n] for n in OPTIONAL}, population=of_r)
+        expected = torch.autograd.grad((y * weights[r]).sum(), list(own.values()))
+        for name, grad, ref in zip(NAMES, grads, expected, strict=True):
+            assert_near(f"gradient of {name}", ref, grad[r], 1e-5)
+
+
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+def test_bfloat16_keeps_statistics_and_states_in_float32(engine):
+    scan.set_backend(engine)
+    args = problem(30, 8, 24)
+    full = everything(scan.lstm_scan, args, torch.float32)
+    low = everything(partial(scan.lstm_scan, product_dtype=torch.bfloat16), args, torch.float32)
+    assert all(v.dtype == torch.float32 for v in low.values())
+    assert not torch.equal(full["y"], low["y"])
+    assert_near("y", full["y"], low["y"], 1e-2)
+    halves = {n: args[n].bfloat16() for n in NAMES}
+    y, (_, c), used = scan.lstm_scan(*(halves[n] for n in NAMES[:4]), **{n: halves[n] for n in OPTIONAL})
+    assert (y.dtype, c.dtype, used.var_hh.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, (_, c), used = scan.lstm_scan(
+            *(args[n].float() for n in NAMES[:4]), **{n: args[n].float() for n in OPTIONAL}
+        )
+    assert torch.equal(y, low["y"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_x_is_left_alone_unless_it_may_be_overwritten(engine):
+    scan.set_backend(engine)
+    args = problem(3, 4, 5)
+    leaves = [args[n].float().requires_grad_() for n in NAMES[:4]]
+    before = leaves[0].detach().clone()
+    scan.lstm_scan(*leaves, gamma_ih=args["gamma_ih"].float())[0].sum().backward()
+    assert torch.equal(leaves[0], before)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_constant_columns_have_finite_gradients(engine):
-    args = problem(3, 6, 5, True, True, True, False)
+    args = problem(3, 6, 5)
     args["h"].zero_()
-    args["gates_x"][:, :] = args["gates_x"][:, :1]
+    args["x_proj"][:, :] = args["x_proj"][:, :1]
     assert_agrees(engine, args)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_second_backward_raises(engine):
     scan.set_backend(engine)
-    args = problem(3, 4, 5, True, True, True, False)
-    y, _, _ = scan.lstm_scan(*(args[n].float().requires_grad_() for n in NAMES))
+    args = problem(3, 4, 5)
+    y, _, _ = scan.lstm_scan(*(args[n].float().requires_grad_() for n in NAMES[:4]))
     y.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="its buffers are spent"):
         y.sum().backward()
@@ -146,6 +254,11 @@ def test_an_engine_that_cannot_run_is_an_error(monkeypatch):
     with pytest.raises(BnrnnError, match="backend=gpu is unknown: use auto, reference, fused, cpu"):
         scan.set_backend("gpu")
     scan.set_backend("cpu")
+    with (
+        pytest.raises(BnrnnError, match=r"float32 on the CPU, not for torch.bfloat16"),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        BNLSTM(2, 3, 4)(torch.randn(4, 5, 2))
     with pytest.raises(BnrnnError, match=r"float32 on the CPU, not for torch.float64"):
         BNLSTM(2, 3, 4).double()(torch.randn(4, 5, 2, dtype=torch.float64))
     monkeypatch.setattr(lstm_cpu, "compiler", lambda: None)
