@@ -37,6 +37,15 @@ class Run:
     def seconds_per_update(self) -> float:
         return self.result.seconds / max(1, self.result.updates)
 
+    @property
+    def engine(self) -> str:
+        """What its seconds depend on, as far as it is recorded: the engine of the recurrence, the hardware, and threads
+        if several. Results from before there was a choice name no engine."""
+        environment = self.result.environment
+        num_threads = environment.get("num_threads", 1)
+        name = f"{environment.get('backend', 'reference')} on {environment.get('hardware', environment['device'])}"
+        return name if num_threads == 1 else f"{name}, {num_threads} threads"
+
     def series(self, metric: str) -> dict[int, float]:
         """The metric by update. What is recorded every few updates in training is averaged over the time between
         evaluations, as a paper's curve per epoch is."""
@@ -50,6 +59,11 @@ class Run:
                 series[int(record["update"])] = sum(window) / len(window)
                 window = []
         return series
+
+    def reached(self, metric: str, level: float) -> tuple[float, float] | None:
+        """Update and seconds of the first evaluation with at least this much."""
+        update = next((u for u, value in self.series(metric).items() if value >= level), None)
+        return None if update is None else (float(update), self.series("seconds")[update])
 
 
 def load_claim(key: str) -> dict[str, Any]:

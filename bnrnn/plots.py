@@ -21,32 +21,52 @@ LABELS = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "input_bn_lstm": "input-BN LSTM"
           "valid/accuracy": "validation accuracy (batch statistics)", "train/loss": "training cross-entropy (nats)",
           "valid/loss": "validation cross-entropy (nats)"}  # fmt: skip
 
+AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",
+        60.0: "minutes of training updates, evaluation excluded",
+        3600.0: "hours of training updates, evaluation excluded"}  # fmt: skip
+
 
 def label(name: str) -> str:
     return LABELS.get(name, name)
 
 
-def draw_runs(ax: Axes, runs: list[Run], metric: str, color: str, name: str) -> int:
-    """Thin lines for the seeds, a thick one for their mean where all have a point; returns the last update."""
-    series = [run.series(metric) for run in runs if run.records]
-    if not series:
-        return 0
-    shared = sorted(set.intersection(*(set(s) for s in series)))
-    for s in series if len(series) > 1 else []:
-        ax.plot(list(s), list(s.values()), color=color, alpha=0.35, linewidth=0.8)
-    ax.plot(shared, [mean(s[u] for s in series) for u in shared], color=color, linewidth=2.0, label=name)
-    return max(max(s) for s in series)
+def time_unit(runs: list[Run]) -> float:
+    """The unit of time of which the longest run has at least two."""
+    last = max(run.result.seconds for run in runs)
+    return next((unit for unit in (3600.0, 60.0) if last >= 2 * unit), 1.0)
+
+
+def draw_runs(ax: Axes, runs: list[Run], metric: str, color: str, name: str, unit: float | None) -> float:
+    """Thin lines for the seeds, a thick one for their mean at updates where all have a point; returns the last x.
+
+    Args:
+        unit: of time in seconds; None draws against updates.
+    """
+    curves = []
+    for run in runs:
+        seconds = run.series("seconds") if unit else {}
+        curves.append({u: (seconds[u] / unit if unit else float(u), y) for u, y in run.series(metric).items()})
+    curves = [curve for curve in curves if curve]
+    if not curves:
+        return 0.0
+    for curve in curves if len(curves) > 1 else []:
+        ax.plot(*zip(*curve.values(), strict=True), color=color, alpha=0.35, linewidth=0.8)
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    means = [[mean(curve[u][k] for curve in curves) for u in shared] for k in (0, 1)]
+    ax.plot(*means, color=color, linewidth=2.0, label=name)
+    return max(x for curve in curves for x, _ in curve.values())
 
 
 def draw_panel(
     ax: Axes, runs: list[Run], rows: list[str], at: Callable[[Run, str], bool], metric: str,
-    points: dict[str, dict[int, float]],
+    points: dict[str, dict[int, float]], unit: float | None = None,
 ) -> None:  # fmt: skip
     """One line a row, with the paper's points as far as our runs go."""
     lasts = []
     for color, row in zip(COLORS, rows, strict=False):
         mine = [run for run in runs if at(run, row)]
-        lasts.append(draw_runs(ax, mine, metric, color, f"{label(row)}{', ours' if points else ''} (n={len(mine)})"))
+        name = f"{label(row)}{', ours' if points else ''} (n={len(mine)})"
+        lasts.append(draw_runs(ax, mine, metric, color, name, unit))
     last = max(lasts, default=0)
     for color, row in zip(COLORS, rows, strict=False):
         shown = {u: y for u, y in points.get(row, {}).items() if u <= 1.02 * last or not last}
@@ -54,24 +74,39 @@ def draw_panel(
                 markeredgewidth=1.5, label=f"{label(row)}, paper" if shown else None)  # fmt: skip
     if last:
         ax.set_xlim(0, 1.03 * last)
-    ax.set_xlabel("updates")
+    ax.set_xlabel(AXES[unit])
     ax.set_ylabel(label(metric))
     ax.grid(alpha=0.25)
     ax.legend(frameon=False, fontsize=8)
 
 
 def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -> None:
-    """The figure of a claim: one panel a dataset."""
-    claim, runs = load_claim(key), longest(run for run in load_runs(key, results_dir) if not run.stale)
+    """The figure of a claim: one panel a dataset, and below it the time of our runs if the claim asks for it."""
+    claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale]
     rows = sweep(key)[claim["rows"]]
     cols = [c for c in sweep(key)[claim["cols"]] if any(r.overrides[claim["cols"]] == c for r in runs)]
-    fig, axes = plt.subplots(1, max(1, len(cols)), figsize=(6 * max(1, len(cols)), 4.2), squeeze=False)
-    for ax, col in zip(axes[0], cols, strict=False):
-        at = [run for run in runs if run.overrides[claim["cols"]] == col]
+    height, width = 2 if "reach" in curve else 1, max(1, len(cols))
+    fig, axes = plt.subplots(height, width, figsize=(6 * width, 4.2 * height), squeeze=False, sharey="col")
+
+    def at(run: Run, row: str) -> bool:
+        return run.overrides[claim["rows"]] == row
+
+    for column, col in zip(axes.T, cols, strict=False):
+        mine = [run for run in runs if run.overrides[claim["cols"]] == col]
         points = {row: of_row[col] for row, of_row in curve["points"].items() if col in of_row}
-        draw_panel(ax, at, rows, lambda r, row: r.overrides[claim["rows"]] == row, curve["metric"], points)
-        ax.set_title(label(col), fontsize=10)
+        draw_panel(column[0], longest(mine), rows, at, curve["metric"], points)
+        column[0].set_title(label(col), fontsize=10)
+        for ax in column[1:]:
+            engine, timed = commonest_engine(mine, claim["rows"])
+            draw_panel(ax, timed, rows, at, curve["metric"], {}, time_unit(timed))
+            ax.set_title(f"our runs, engine {engine}", fontsize=10)
     save(fig, path)
+
+
+def commonest_engine(runs: list[Run], key: str) -> tuple[str, list[Run]]:
+    """The engine that ran most of the models, then most of the runs, and its runs: other engines have other speeds."""
+    by_engine = {e: longest(run for run in runs if run.engine == e) for e in sorted({run.engine for run in runs})}
+    return max(by_engine.items(), key=lambda item: (len({run.overrides[key] for run in item[1]}), len(item[1])))
 
 
 def draw_sweep(key: str, results_dir: Path, path: Path) -> None:

@@ -9,6 +9,11 @@ from bnrnn.evidence import Run, group, load_claim, load_runs, longest, sweep
 from bnrnn.results import write_json
 
 NONE = "–"
+REACH = """The first evaluation with at least this accuracy: mean ± standard deviation of the runs that had one, n of
+how many. There is an evaluation every {every} updates; updates and seconds are rounded up to the next one. Seconds are
+wall-clock time in training updates, evaluation excluded, on machines that had other work at the same time: compare them
+within a line only, and roughly. An accuracy that no run of an engine has reached has no line.
+"""
 
 
 def spread(values: list[float], digits: int, planned: int | None = None) -> str:
@@ -16,8 +21,8 @@ def spread(values: list[float], digits: int, planned: int | None = None) -> str:
     if not values:
         return NONE
     n = f"n={len(values)}" + (f" of {planned}" if planned and len(values) < planned else "")
-    deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{digits}f}{deviation} ({n})"
+    deviation = f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):,.{digits}f}{deviation} ({n})"
 
 
 def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
@@ -30,6 +35,9 @@ def render(key: str, results_dir: Path) -> str:
     claim, runs = load_claim(key), load_runs(key, results_dir)
     parts = [f"# {claim['title']}\n", f"Recipe: `conf/experiment/{key}.yaml`. Deviations D1, D2, ...: `notes.md`.\n"]
     parts += [f"## {title}\n\n{table}" for title, table in sections(key, claim, runs).items()]
+    for curve in claim["curves"]:
+        if "reach" in curve:
+            parts.append(f"## {curve['title']}: time to accuracy\n\n{render_reach(claim, curve, runs)}")
     parts += [f"![{curve['title']}]({curve['figure']}.png)\n" for curve in claim["curves"]]
     parts.append(f"## All finished runs\n\n{render_summary(runs)}")
     return "\n".join(parts)
@@ -100,6 +108,34 @@ def render_curve(claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) 
     return markdown([claim["rows"], claim["cols"], "update", "paper", "ours", "difference"], rows)
 
 
+def render_reach(claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
+    """Updates and seconds to each accuracy, models side by side, a line an engine, since engines differ in speed."""
+    models, runs = list(curve["points"]), [run for run in runs if not run.stale]
+    rows = []
+    for col, levels in curve["reach"].items():
+        for engine in sorted({run.engine for run in runs}):
+            kept = longest(run for run in runs if run.engine == engine)
+            cells = [[run for run in kept if _at(run, claim, model, col)] for model in models]
+            for level in levels:
+                times = [[time for run in cell if (time := run.reached(curve["metric"], level))] for cell in cells]
+                if any(times):
+                    updates = [_spread_reached([u for u, _ in t], cell) for t, cell in zip(times, cells, strict=True)]
+                    seconds = [_spread_reached([s for _, s in t], cell) for t, cell in zip(times, cells, strict=True)]
+                    rows.append([f"`{col}`", engine, f"{level}", *updates, *seconds])
+    if not rows:
+        return "No run has reached one of these accuracies.\n"
+    every = " or ".join(f"{n:,}" for n in sorted({run.result.config["budget"]["eval_every"] for run in runs}))
+    header = [claim["cols"], "engine", "accuracy"]
+    header += [f"`{model}`, {what}" for what in (f"updates in steps of {every}", "seconds") for model in models]
+    return f"{REACH.format(every=every)}\n{markdown(header, rows)}"
+
+
+def _spread_reached(values: list[float], cell: list[Run]) -> str:
+    if not cell:
+        return "not run"
+    return spread(values, 0, len(cell)) if values else f"{NONE} (n=0 of {len(cell)})"
+
+
 def render_summary(runs: list[Run]) -> str:
     """What finished runs reached, a line for runs that differ by seed alone: nothing a paper has to agree with."""
     rows = []
@@ -120,7 +156,7 @@ def render_summary(runs: list[Run]) -> str:
                 column("test/accuracy"),
                 column("test/accuracy_batch_statistics"),
                 f"{mean(run.seconds_per_update for run in members):.3f}",
-                ", ".join(sorted({_engine(run) for run in members})),
+                ", ".join(sorted({run.engine for run in members})),
                 ", ".join(notes),
             ]
         )
@@ -128,12 +164,6 @@ def render_summary(runs: list[Run]) -> str:
         return "No run has finished yet.\n"
     header = ["run", "budget", "updates", "valid %", "test %, population", "test %, batch", "s / update", "engine", ""]
     return markdown(header, rows)
-
-
-def _engine(run: Run) -> str:
-    """Device and engine of the recurrence; results from before there was a choice name no engine."""
-    environment = run.result.environment
-    return f"{environment.get('backend', 'reference')} on {environment['device']}"
 
 
 def publish(

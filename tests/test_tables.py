@@ -6,14 +6,16 @@ import sys
 
 import pytest
 
-from bnrnn import tables
+from bnrnn import plots, tables
 from bnrnn.evidence import ROOT, Run, compose_config, load_claim, load_runs, sweep
 from bnrnn.results import Result, config_hash, config_record
 
 KEY = "cooijmans2016/table1"
 
 
-def result(budget: str = "paper", test: float = 0.99, status: str = "finished", **overrides: str) -> Result:
+def result(
+    budget: str = "paper", test: float = 0.99, status: str = "finished", env: dict | None = None, **overrides: str
+) -> Result:
     cfg = compose_config(f"experiment={KEY}", f"budget={budget}", *(f"{k}={v}" for k, v in overrides.items()))
     record = config_record(cfg)
     overrides = dict(sorted(overrides.items()))
@@ -28,7 +30,7 @@ def result(budget: str = "paper", test: float = 0.99, status: str = "finished", 
         10.0,
         5,
         ["abc"],
-        {"device": "cpu"},
+        {"device": "cpu", **(env or {})},
         config_hash(record),
         record,
     )
@@ -41,6 +43,17 @@ def put(results_dir, run: Result, records: list[dict] | None = None) -> None:
     folder.mkdir(parents=True)
     run.write(folder)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records or []))
+
+
+def curve(*points: tuple[int, float, float]) -> list[dict]:
+    """The records of evaluations: update, seconds, accuracy."""
+    return [{"update": u, "seconds": s, "valid/accuracy": a} for u, s, a in points]
+
+
+def reach(results_dir) -> str:
+    """The table of time to accuracy."""
+    claim = load_claim(KEY)
+    return tables.render_reach(claim, claim["curves"][0], load_runs(KEY, results_dir))
 
 
 def row(text: str, *cells: str) -> str:
@@ -64,7 +77,7 @@ def test_mean_spread_count_difference_and_verdict(tmp_path):
 
 def test_short_runs_are_never_the_tables_number(tmp_path):
     put(tmp_path, result("cpu", 0.954, model="bn_lstm", data="pmnist", seed="0"),
-        [{"update": 500, "valid/accuracy": 0.5}, {"update": 2500, "valid/accuracy": 0.75}])  # fmt: skip
+        curve((500, 100.0, 0.5), (2500, 500.0, 0.75)))  # fmt: skip
     text = tables.render(KEY, tmp_path)
     published, rest = text.split("equal updates")
     assert "95.40" not in published
@@ -90,7 +103,7 @@ def test_a_diverged_run_has_no_number(tmp_path):
 def test_of_two_lengths_of_one_run_the_longer_gives_the_curve(tmp_path):
     for budget, accuracy in (("cpu", 0.1), ("paper", 0.65)):
         put(tmp_path, result(budget, model="bn_lstm", data="pmnist", seed="0"),
-            [{"update": 1000, "valid/accuracy": accuracy}])  # fmt: skip
+            curve((1000, 100.0, accuracy)))  # fmt: skip
     text = tables.render(KEY, tmp_path)
     assert "0.650 (n=1)" in row(text, "`bn_lstm`", "`pmnist`", "1,000")
 
@@ -101,6 +114,100 @@ def test_training_metrics_are_averaged_between_evaluations():
     run = Run({"seed": "0"}, "paper", result(), records, stale=False)
     assert run.series("train/loss") == {20: 15.0, 30: 30.0}
     assert run.series("valid/loss") == {20: 1.0, 30: 2.0}
+
+
+def test_time_to_accuracy_is_the_first_evaluation_that_has_it(tmp_path):
+    put(tmp_path, result("cpu", model="lstm", data="pmnist", seed="0"),
+        [{"update": 10, "seconds": 2.0, "train/loss": 2.3}, *curve((500, 100.0, 0.49), (1000, 210.5, 0.5)),
+         *curve((1500, 300.0, 0.4), (2000, 400.0, 0.7))])  # fmt: skip
+    put(tmp_path, result("cpu", model="bn_lstm", data="pmnist", seed="0"), curve((500, 1400.0, 0.76)))
+    text, engine = reach(tmp_path), "reference on cpu"
+    assert row(text, "`pmnist`", engine, "0.5").endswith("| 1,000 (n=1) | 500 (n=1) | 210 (n=1) | 1,400 (n=1) |")
+    assert row(text, "`pmnist`", engine, "0.6").endswith("| 2,000 (n=1) | 500 (n=1) | 400 (n=1) | 1,400 (n=1) |")
+    assert row(text, "`pmnist`", engine, "0.75").endswith("| – (n=0 of 1) | 500 (n=1) | – (n=0 of 1) | 1,400 (n=1) |")
+    assert text.count("| `pmnist` |") == 3, "no line for what nobody reached"
+    assert "`lstm`, updates in steps of 500 | `bn_lstm`, updates in steps of 500 | `lstm`, seconds" in text
+
+
+def test_time_to_accuracy_says_how_many_seeds_got_there(tmp_path):
+    for seed, points in enumerate((curve((500, 100.0, 0.8)), curve((1000, 300.0, 0.7)), curve((1000, 310.0, 0.1)))):
+        put(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed=str(seed)), points)
+    text = reach(tmp_path)
+    assert row(text, "`smnist`", "reference on cpu", "0.7").endswith(
+        "| not run | 750 ± 354 (n=2 of 3) | not run | 200 ± 141 (n=2 of 3) |"
+    )
+    assert row(text, "`smnist`", "reference on cpu", "0.8").endswith("| 500 (n=1 of 3) | not run | 100 (n=1 of 3) |")
+
+
+def test_seconds_of_engines_hardware_and_threads_are_not_averaged(tmp_path):
+    h100, h200 = ({"device": "cuda", "hardware": f"NVIDIA {name}", "backend": "triton"} for name in ("H100", "H200"))
+    for seed, env, seconds in (("0", {}, 1000.0), ("1", {"backend": "cpu"}, 400.0), ("2", {"num_threads": 2}, 700.0)):
+        put(tmp_path, result("cpu", env=env, model="lstm", data="smnist", seed=seed), curve((500, seconds, 0.9)))
+    for seed, env, seconds in (("0", h100, 20.0), ("1", h100, 30.0), ("2", h200, 10.0)):
+        put(tmp_path, result("paper", env=env, model="lstm", data="smnist", seed=seed), curve((1000, seconds, 0.95)))
+    text = reach(tmp_path)
+    lines = {line.split(" | ")[1]: line.split(" | ")[5] for line in text.splitlines() if " | 0.9 | " in line}
+    assert lines == {
+        "cpu on cpu": "400 (n=1)",
+        "reference on cpu": "1,000 (n=1)",
+        "reference on cpu, 2 threads": "700 (n=1)",
+        "triton on NVIDIA H100": "25 ± 7 (n=2)",
+        "triton on NVIDIA H200": "10 (n=1)",
+    }
+
+
+def test_of_two_lengths_by_one_engine_the_longer_gives_the_time(tmp_path):
+    for budget, seconds in (("cpu", 100.0), ("paper", 90.0)):
+        put(tmp_path, result(budget, model="lstm", data="smnist", seed="0"), curve((500, seconds, 0.5)))
+    assert row(reach(tmp_path), "`smnist`", "reference on cpu", "0.5").endswith("| 90 (n=1) | not run |")
+
+
+def test_stale_runs_have_no_time_to_accuracy(tmp_path):
+    old = dataclasses.replace(result("cpu", model="lstm", data="smnist", seed="0"), config_hash="0" * 16)
+    put(tmp_path, old, curve((500, 100.0, 0.9)))
+    assert reach(tmp_path) == "No run has reached one of these accuracies.\n"
+
+
+def test_the_page_has_the_time_and_readme_has_not(tmp_path):
+    put(tmp_path, result("cpu", model="lstm", data="smnist", seed="0"), curve((500, 100.0, 0.9)))
+    assert "time to accuracy" in tables.render(KEY, tmp_path)
+    assert "time to accuracy" not in tables.render_short(KEY, tmp_path)
+
+
+def test_accuracies_to_reach_are_of_the_grid_and_rising():
+    levels = load_claim(KEY)["curves"][0]["reach"]
+    assert set(levels) <= set(sweep(KEY)["data"])
+    for values in levels.values():
+        assert values == sorted(set(values))
+        assert values[0] > 0 and values[-1] < 1
+
+
+def test_the_panel_of_time_shows_the_engine_that_ran_both_models(tmp_path):
+    for seed in ("0", "1", "2"):
+        put(tmp_path, result("cpu", env={"backend": "cpu"}, model="lstm", data="smnist", seed=seed))
+    for model in ("lstm", "bn_lstm"):
+        put(tmp_path, result("paper", model=model, data="smnist", seed="0"))
+    engine, runs = plots.commonest_engine(load_runs(KEY, tmp_path), "model")
+    assert engine == "reference on cpu"
+    assert [run.overrides["model"] for run in runs] == ["lstm", "bn_lstm"]
+
+
+def test_the_figure_has_a_second_row_against_time(tmp_path, monkeypatch):
+    for seed, minutes in (("0", 1.0), ("1", 3.0)):
+        run = dataclasses.replace(result("cpu", model="lstm", data="smnist", seed=seed), seconds=240.0)
+        put(tmp_path, run, curve((500, 60 * minutes, 0.2), (1000, 120 * minutes, 0.4)))
+    put(tmp_path, result("cpu", env={"backend": "cpu"}, model="lstm", data="smnist", seed="2"), curve((500, 1.0, 0.9)))
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    plots.draw_curve(KEY, load_claim(KEY)["curves"][0], tmp_path, tmp_path / "fig.png")
+    (figure,) = figures
+    updates, time = figure.axes
+    plots.plt.close(figure)
+    assert (updates.get_xlabel(), time.get_xlabel()) == ("updates", "minutes of training updates, evaluation excluded")
+    assert time.get_title() == "our runs, engine reference on cpu"
+    (mean,) = (line for line in time.get_lines() if line.get_label() == "LSTM (n=2)")
+    assert mean.get_xdata() == pytest.approx([2.0, 4.0])
+    assert mean.get_ydata() == pytest.approx([0.2, 0.4])
 
 
 def test_the_grid_is_the_experiments():
