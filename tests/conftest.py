@@ -3,6 +3,7 @@
 import os
 
 os.environ |= {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+os.environ["TRITON_INTERPRET"] = "1"  # kernels for a GPU run in Python, on the CPU
 
 import pytest
 import torch

@@ -42,7 +42,6 @@ class BNRNN(RecurrentLayer):
             beta=self.bn.beta,
             eps=self.bn.eps,
             population=population,
-            collect=self.bn.collecting,
         )
         self.bn.collect(t_start, *seen)
         return y, (h,)

@@ -1,12 +1,16 @@
 """The recurrences, each as one function over a whole sequence, with several engines behind one signature.
 
 `reference` is the readable loop in autograd and `fused` one autograd function with a backward derived by hand, both for
-any device and dtype; `cpu` is `fused` with its steps compiled, for float32 on the CPU. Up to rounding,
-all give the same numbers. `auto` takes `cpu` where it can run and `reference` elsewhere.
+any device and dtype; `cpu` is `fused` with its steps compiled, for float32 on the CPU, and `triton` the same for GPUs.
+Up to rounding, all give the same numbers. `auto` takes `cpu` or `triton` where they can run and `reference` elsewhere.
 """
 
 import logging
+import os
+from collections.abc import Callable
 from functools import cache, partial
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +23,7 @@ from bnrnn.scan.lstm import Statistics
 from bnrnn.scan.lstm_cpu import CpuEngine, library
 from bnrnn.scan.lstm_fused import AtenEngine, fused_scan
 
-BACKENDS = ("auto", "reference", "fused", "cpu")
+BACKENDS = ("auto", "reference", "fused", "cpu", "triton")
 _chosen = "auto"
 
 
@@ -30,24 +34,45 @@ def set_backend(name: str) -> None:
         raise BnrnnError(f"backend={name} is unknown: use {', '.join(BACKENDS)}")
     if name == "cpu":
         library()
+    if name == "triton":
+        _triton()
     _chosen = name
 
 
 def backend(device: torch.device, dtype: torch.dtype) -> str:
-    """The engine that scans of this device use, for products of this dtype. Raises BnrnnError if the chosen one cannot."""
+    """The engine of scans on this device with products of this dtype. Raises BnrnnError if the chosen one cannot."""
     fits = device.type == "cpu" and dtype == torch.float32
     if _chosen == "cpu" and not fits:
         raise BnrnnError(f"backend=cpu is for float32 on the CPU, not for {dtype} on {device}: use auto or reference")
+    on_triton = dtype != torch.float64 and (device.type == "cuda" or _interpreted())
+    if _chosen == "triton" and not on_triton:
+        raise BnrnnError(f"backend=triton runs float32 or shorter types on a GPU, not {dtype} on {device}: use auto")
     if _chosen != "auto":
         return _chosen
-    return "cpu" if fits and _has_kernel() else "reference"
+    if device.type == "cuda" and on_triton and _has(_triton):
+        return "triton"
+    return "cpu" if fits and _has(library) else "reference"
+
+
+def _interpreted() -> bool:
+    """Whether Triton's kernels run in Python here, for tests without a GPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
-def _has_kernel() -> bool:
-    """Whether the compiled kernel can be had here; says why if not, once."""
+def _triton() -> ModuleType:
+    """The Triton engine, imported when first needed: it is optional, and slow to import."""
     try:
-        library()
+        return import_module("bnrnn.scan.lstm_triton")
+    except ImportError as error:
+        raise BnrnnError(f"backend=triton cannot be imported ({error}): pip install triton, or use auto") from error
+
+
+@cache
+def _has(kernel: Callable[[], Any]) -> bool:
+    """Whether a kernel can be had here; says why if not, once."""
+    try:
+        kernel()
     except BnrnnError as error:
         logging.getLogger("bnrnn").warning("%s. The reference runs instead, more slowly.", error)
         return False
@@ -89,8 +114,9 @@ def lstm_scan(
         x_proj, h, c, weight_hh = map(_raised, (x_proj, h, c, weight_hh))
         population = population and Statistics(*map(_raised, population))
     with torch.autocast(x_proj.device.type, enabled=False):
-        run = partial(_replicas if x_proj.dim() == 4 else _scan, overwrite=overwrite, population=population, **kwargs)
-        y, (h, c), used = run(x_proj, h, c, weight_hh)
+        name = backend(x_proj.device, kwargs.get("product_dtype") or x_proj.dtype)
+        run = _replicated(name) if x_proj.dim() == 4 else _single(name)
+        y, (h, c), used = run(x_proj, h, c, weight_hh, overwrite=overwrite, population=population, **kwargs)
     return y.to(given), (h.to(of_h), c.to(of_c)), used
 
 
@@ -98,20 +124,46 @@ def _raised(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) else value
 
 
-def _scan(x_proj: Tensor, *args: Any, overwrite: bool, **kwargs: Any) -> Any:
-    name = backend(x_proj.device, kwargs.get("product_dtype") or x_proj.dtype)
+def _single(name: str) -> Callable[..., Any]:
+    """The scan of one set of parameters by this engine."""
     if name == "reference":
-        return lstm.lstm_scan(x_proj, *args, **kwargs)
-    return fused_scan(_engine(name), x_proj, *args, overwrite=overwrite, **kwargs)
+        return _reference
+    return partial(_one_replica, _triton().triton_scan) if name == "triton" else partial(fused_scan, _engine(name))
 
 
-def _replicas(*args: Tensor, population: Statistics | None, **kwargs: Any) -> Any:
-    """One call a replica: on a CPU a single one keeps a core busy."""
-    results = []
-    for r in range(len(args[0])):
-        own = {k: v[r] if isinstance(v, Tensor) else v for k, v in kwargs.items()}
-        own["population"] = population and Statistics(*(None if s is None else s[r] for s in population))
-        results.append(_scan(*(a[r] for a in args), **own))
+def _replicated(name: str) -> Callable[..., Any]:
+    """The scan of R sets of parameters by this engine."""
+    return _triton().triton_scan if name == "triton" else partial(_one_by_one, _single(name))
+
+
+def _reference(*args: Tensor, overwrite: bool, **kwargs: Any) -> Any:
+    return lstm.lstm_scan(*args, **kwargs)
+
+
+def _one_replica(scan: Callable[..., Any], *args: Tensor, **kwargs: Any) -> Any:
+    """One set of parameters by a scan of replicas."""
+
+    def lifted(value: Any) -> Any:
+        if isinstance(value, Statistics):
+            return Statistics(*map(lifted, value))
+        return value[None] if isinstance(value, Tensor) else value
+
+    y, (h, c), used = scan(*map(lifted, args), **{key: lifted(value) for key, value in kwargs.items()})
+    return y[0], (h[0], c[0]), Statistics(*(None if v is None else v[0] for v in used))
+
+
+def _one_by_one(scan: Callable[..., Any], *args: Tensor, **kwargs: Any) -> Any:
+    """Replicas by a scan of one set of parameters: on a CPU a single one keeps a core busy."""
+    num_replicas = len(args[0])
+
+    def parts(value: Any) -> Any:
+        if isinstance(value, Statistics):
+            return [Statistics(*of_one) for of_one in zip(*map(parts, value), strict=True)]
+        # unbind: the gradient of each value[r] would be a tensor of all replicas.
+        return value.unbind(0) if isinstance(value, Tensor) else [value] * num_replicas
+
+    named = (dict(zip(kwargs, values, strict=True)) for values in zip(*map(parts, kwargs.values()), strict=True))
+    results = [scan(*own, **options) for own, options in zip(zip(*map(parts, args), strict=True), named, strict=True)]
     ys, states, used = zip(*results, strict=True)
     h, c = (torch.stack(values) for values in zip(*states, strict=True))
     stacked = (None if values[0] is None else torch.stack(values) for values in zip(*used, strict=True))

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bnrnn.scan.norm import moments, normalize
+from bnrnn.scan.norm import normalize
 
 
 class Statistics(NamedTuple):
@@ -66,11 +66,10 @@ def lstm_scan(
     def norm(v: Tensor, which: int, gamma: Tensor | None, beta: Tensor | None, t: int) -> Tensor:
         if gamma is None:
             return v if beta is None else v + beta
-        mean, var = given[which][t], given[which + 1][t]
-        if population is None:
-            for values, value in zip(seen[which : which + 2], moments(v), strict=True):
-                values.append(value)
-        return normalize(v, gamma, beta, eps, mean, var)
+        v, mean, var = normalize(v, gamma, beta, eps, given[which][t], given[which + 1][t])
+        seen[which].append(mean)
+        seen[which + 1].append(var)
+        return v
 
     for t, x_t in enumerate(x_proj.unbind(0)):
         n = batch_sizes[t] if batch_sizes else batch_size  # that run; the rest keep their state
@@ -82,7 +81,7 @@ def lstm_scan(
         z = norm(_first(c, counted), 4, gamma_c, beta_c, t)
         h = _rest_kept(o.sigmoid() * _first(z, n).tanh(), h)  # eq. 8
         ys.append(h)
-    used = population or Statistics(*(torch.stack(values) if values else None for values in seen))
+    used = Statistics(*(torch.stack(values) if values else None for values in seen))
     return torch.stack(ys), (h, c), used
 
 

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bnrnn.scan.norm import moments, normalize
+from bnrnn.scan.norm import normalize
 
 
 def rnn_scan(
@@ -15,20 +15,20 @@ def rnn_scan(
     beta: Float[Tensor, " H"] | None = None,
     eps: float = 1e-5,
     population: tuple[Tensor, Tensor] | None = None,
-    collect: bool = False,
 ) -> tuple[Float[Tensor, "T B H"], Float[Tensor, "B H"], tuple[Tensor | None, Tensor | None]]:
     """Run h_t = tanh(BN(W_hh h_{t-1} + x_proj_t; gamma, beta)) and return every h, the last one, and statistics.
 
-    gamma None leaves the sum as it is; population None normalizes with the batch's statistics. The statistics
-    ((T, H) means and variances of the sum) are returned if `collect` asks for them.
+    gamma None leaves the sum as it is; population None normalizes with the batch's statistics. The statistics returned
+    are (T, H) means and variances of the sum, None without gamma.
     """
     means, variances = population or ([None] * len(x_proj), [None] * len(x_proj))
     ys, seen = [], []
     for x_t, mean, var in zip(x_proj.unbind(0), means, variances, strict=True):
         a = h @ weight_hh.T + x_t  # (B, H)
-        h = torch.tanh(a if gamma is None else normalize(a, gamma, beta, eps, mean, var))
+        if gamma is not None:
+            a, mean, var = normalize(a, gamma, beta, eps, mean, var)
+            seen.append((mean, var))
+        h = torch.tanh(a)
         ys.append(h)
-        if collect:
-            seen.append(moments(a))
-    statistics = (torch.stack([m for m, _ in seen]), torch.stack([v for _, v in seen])) if collect else (None, None)
+    statistics = (torch.stack([m for m, _ in seen]), torch.stack([v for _, v in seen])) if seen else (None, None)
     return torch.stack(ys), h, statistics
