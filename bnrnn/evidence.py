@@ -39,11 +39,13 @@ class Run:
 
     @property
     def engine(self) -> str:
-        """What its seconds depend on, as far as it is recorded: the engine of the recurrence, the hardware, and threads
-        if several. Results from before there was a choice name no engine."""
+        """What its seconds depend on, as far as it is recorded: engine of the recurrence, hardware, precision if it is
+        not float32, and threads if several. Results from before there was a choice name no engine."""
         environment = self.result.environment
         num_threads = environment.get("num_threads", 1)
         name = f"{environment.get('backend', 'reference')} on {environment.get('hardware', environment['device'])}"
+        precision = environment.get("precision", "float32")
+        name += "" if precision == "float32" else f", {precision}"
         return name if num_threads == 1 else f"{name}, {num_threads} threads"
 
     def series(self, metric: str) -> dict[int, float]:

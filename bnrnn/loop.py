@@ -148,11 +148,15 @@ class Trainer:
         """One optimizer step; returns (loss, gradient norm, 1) to be summed."""
         batch = batch.to(self.device)
         self.optimizer.zero_grad()
-        loss = cross_entropy(self.model(batch.inputs), batch.targets)
+        with self._precision():
+            loss = cross_entropy(self.model(batch.inputs), batch.targets)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.grad_clip)
         self.optimizer.step()
         return torch.stack([loss.detach(), norm, torch.ones_like(norm)]).double()
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.cfg.precision == "bfloat16")
 
     def _record_window(self) -> None:
         state = self.state
@@ -208,7 +212,7 @@ class Trainer:
     def _measuring(self) -> Iterator[None]:
         devices = [self.device] if self.device.type == "cuda" else []
         was_training = self.model.training
-        with torch.no_grad(), torch.random.fork_rng(devices):
+        with torch.no_grad(), torch.random.fork_rng(devices), self._precision():
             torch.manual_seed(self.cfg.seed)
             self.model.eval()
             try:

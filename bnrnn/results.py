@@ -17,7 +17,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.scan import backend
 
 # Where and how a run is made, not what it is: no part of its identity, and of no concern to a reader elsewhere.
-WHERE = ("device", "backend", "num_threads", "checkpoint_seconds", "data_dir", "out_dir", "wandb")
+WHERE = ("device", "backend", "precision", "num_threads", "checkpoint_seconds", "data_dir", "out_dir", "wandb")
 FILE = "result.json"
 
 
@@ -88,15 +88,16 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {k: v for key, sub in tree.items() for k, v in _flat(sub, f"{prefix}.{key}".strip(".")).items()}
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware that a number may depend on; no names of machines."""
+def environment(device: torch.device, precision: str = "float32") -> dict[str, Any]:
+    """Versions, hardware and engine that a number may depend on; no names of machines."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": device.type,
         "hardware": hardware,
-        "backend": backend(device, torch.get_default_dtype()),
+        "backend": backend(device, torch.bfloat16 if precision == "bfloat16" else torch.get_default_dtype()),
+        "precision": precision,
         "num_threads": torch.get_num_threads(),
     }
 

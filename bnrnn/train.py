@@ -26,7 +26,7 @@ from bnrnn.log import RunLog, say, start_wandb
 from bnrnn.loop import Stop, Trainer, TrainState
 from bnrnn.norm import batch_statistics, has_batch_norm
 from bnrnn.results import FILE, Result, check_same_config, config_hash, config_record, environment, git_commit
-from bnrnn.scan import backend, set_backend
+from bnrnn.scan import set_backend
 
 CHECKPOINT = "checkpoint.pt"
 MODEL = "model.pt"
@@ -52,6 +52,7 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
     torch.set_num_threads(cfg.num_threads)
     set_backend(cfg.backend)
     device = choose_device(cfg.device)
+    set_precision(cfg.precision, device)
     keep_heap()
     checkpoint.seed_everything(cfg.seed)
     data = instantiate(cfg.data)
@@ -76,9 +77,10 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         trainer = Trainer(cfg, model, data, optimizer, device, state, log, stop, save)
         if saved is not None:
             trainer.restore(saved)
-        engine = backend(device, torch.get_default_dtype())
+        where = environment(device, cfg.precision)
         begun = f"resumed at update {state.update}" if saved else "from the start"
-        log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}, {engine} engine")
+        how = f"{where['backend']} engine, {cfg.precision}"
+        log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}, {how}")
         trainer.fit()
         metrics = {} if state.diverged else measure(trainer)
         if not state.diverged:
@@ -93,7 +95,7 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
             seconds=round(state.seconds, 1),
             num_parameters=sum(p.numel() for p in model.parameters()),
             commits=state.commits,
-            environment=environment(device),
+            environment=where,
             config_hash=config_hash(record),
             config=record,
         )
@@ -124,6 +126,15 @@ def keep_heap() -> None:
     if mallopt is not None:
         mallopt(-4, 0)  # M_MMAP_MAX: large blocks from the heap too
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink it
+
+
+def set_precision(name: str, device: torch.device) -> None:
+    """Precision of matrix products; everything else stays in float32. bfloat16 is for the loop's autocast."""
+    if name not in ("float32", "tf32", "bfloat16"):
+        raise BnrnnError(f"precision={name} is unknown: use float32, tf32 or bfloat16")
+    if name == "tf32" and device.type != "cuda":
+        raise BnrnnError(f"precision=tf32 needs a GPU, and the device is {device}: use float32 or bfloat16")
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
 
 
 def choose_device(name: str) -> torch.device:

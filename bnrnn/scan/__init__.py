@@ -171,6 +171,10 @@ def _one_by_one(scan: Callable[..., Any], *args: Tensor, **kwargs: Any) -> Any:
 
 
 def normalize_sequence(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """bnrnn.scan.norm.normalize_sequence by the chosen engine; `fused` has none of its own."""
+    """bnrnn.scan.norm.normalize_sequence by the chosen engine; `fused` and `triton` have none of their own.
+
+    The output of bfloat16 or float16 is float32, as are the statistics.
+    """
+    x = _raised(x) if x.dtype in (torch.bfloat16, torch.float16) else x
     engine = lstm_cpu if backend(x.device, x.dtype) == "cpu" else norm
     return engine.normalize_sequence(x, *args, **kwargs)

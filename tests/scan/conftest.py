@@ -10,3 +10,4 @@ def _restore():
     scan.set_backend("auto")
     lstm_cpu.library.cache_clear()
     scan._has.cache_clear()
+    scan._engine.cache_clear()

@@ -1,6 +1,7 @@
 """Every engine against the reference in float64: outputs, statistics and all gradients."""
 
 import itertools
+import platform
 import random
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bnrnn import scan
@@ -158,6 +160,60 @@ def test_a_second_backward_raises(engine):
     y.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="its buffers are spent"):
         y.sum().backward()
+
+
+@needs_compiler
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for another x86 processor")
+@pytest.mark.parametrize("processor", ["haswell", "x86-64"])
+def test_the_kernel_is_right_for_other_processors(processor, monkeypatch, tmp_path):
+    """Vectors of 8, and of 8 in two halves."""
+    flags = [f"-march={processor}" if flag == "-march=native" else flag for flag in lstm_cpu.FLAGS]
+    monkeypatch.setattr(lstm_cpu, "FLAGS", flags)
+    assert_rebuilt_kernel_agrees(monkeypatch, tmp_path)
+
+
+@needs_compiler
+def test_a_compiler_without_openmp_will_do(monkeypatch, tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\nfor a; do [ "$a" = -fopenmp ] && exit 1; done\nexec {lstm_cpu.compiler()} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert_rebuilt_kernel_agrees(monkeypatch, tmp_path)
+
+
+def assert_rebuilt_kernel_agrees(monkeypatch, cache) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    lstm_cpu.library.cache_clear()
+    scan._engine.cache_clear()
+    for shape in ((3, 7, 45), (2, 4, 1), (3, 5, 8)):
+        assert_agrees("cpu", problem(*shape))
+    assert_agrees("cpu", problem(5, 6, 21, batch_sizes=SIZES[0], ended_count=True))
+    assert len(list((cache / "bnrnn").iterdir())) == 1
+
+
+@needs_compiler
+def test_two_threads_give_what_one_gives():
+    scan.set_backend("cpu")
+    args = problem(4, 6, 150, batch_sizes=[6, 6, 4, 3], ended_count=True)
+    one = everything(scan.lstm_scan, args, torch.float32)
+    torch.set_num_threads(2)
+    for name, value in everything(scan.lstm_scan, args, torch.float32).items():
+        assert torch.equal(value, one[name]), name
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(3, 4, 1, 7), (2, 5, 6, 1), (7, 300, 130, 70), (1, 1, 3, 2)])
+def test_the_compiled_product_is_linear_in_outputs_and_gradients(shape):
+    scan.set_backend("cpu")
+    T, B, I, G = shape
+    x, weight, dy = torch.randn(T, B, I), torch.randn(G, I), torch.randn(T, B, G)
+    results = []
+    for dtype, run in ((torch.float64, F.linear), (torch.float32, scan.linear)):
+        leaves = [x.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()]
+        y = run(*leaves)
+        results.append([y, *torch.autograd.grad(y, leaves, dy.to(dtype))])
+    for name, ref, out in zip(("y", "dx", "dweight"), *results, strict=True):
+        assert_near(name, ref, out)
 
 
 @needs_compiler
