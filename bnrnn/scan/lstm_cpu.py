@@ -120,10 +120,7 @@ class CpuEngine:
         gradients = {f"d{name}": grad for name, grad in grads.items()}
         arguments = self._arguments(s, y, dy=dy, dh=dh, dc=dc, **gradients)
         self.library.bnrnn_lstm_backward(ctypes.byref(arguments))
-        dweight = _product(s.u[0], s.h_0, transposed=True)
-        if len(y) > 1:
-            _product(s.u[1:].flatten(0, 1), y[:-1].flatten(0, 1), transposed=True, out=dweight)
-        return dweight
+        return _sum_of_outer([(s.u[0], s.h_0), (s.u[1:].flatten(0, 1), y[:-1].flatten(0, 1))])
 
 
 def _product(a: Tensor, b: Tensor, transposed: bool = False, out: Tensor | None = None) -> Tensor:
@@ -136,6 +133,18 @@ def _product(a: Tensor, b: Tensor, transposed: bool = False, out: Tensor | None 
         torch.get_num_threads(),
     )  # fmt: skip
     return c
+
+
+def _sum_of_outer(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The sum of a.T @ b over the pairs, all of the same widths."""
+    m, n = (v.shape[1] for v in pairs[0])
+    if -n % 16 * m > -m % 16 * n:  # panels are 16 columns wide: leave the smaller part of one unused
+        return _sum_of_outer([(b, a) for a, b in pairs]).t()
+    total = None
+    for a, b in pairs:
+        total = _product(a, b, transposed=True, out=total) if len(a) else total
+    assert total is not None
+    return total
 
 
 class _Linear(torch.autograd.Function):
@@ -151,7 +160,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dy = grads[0].contiguous().flatten(0, 1)
         dx = _product(dy, weight).view_as(x) if ctx.needs_input_grad[0] else None
-        return dx, _product(dy, x.flatten(0, 1), transposed=True)
+        return dx, _sum_of_outer([(dy, x.flatten(0, 1))])
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
