@@ -17,7 +17,7 @@ RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEED
 	$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER),$(if $(filter-out 1,$(JOBS)),hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS))) $(ARGS)
 key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 
-.PHONY: help setup quickstart test lint types check tables data sweep-gamma reproduce-fig1 reproduce-fig2
+.PHONY: help setup quickstart test lint types check tables data bench sweep-gamma reproduce-fig1 reproduce-fig2
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -59,6 +59,9 @@ tables: setup  ## render tables and figures from results/
 
 data: setup  ## download the data sets (to BNRNN_DATA, or data/), checksums verified
 	$(PYTHON) scripts/prepare_data.py
+
+bench: setup  ## time a step of a layer against nn.LSTM and a naive loop (QUICK=1: two minutes; DEVICE=cuda)
+	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(ARGS)
 
 reproduce-%: setup  ## train all runs of a table and render it: reproduce-table1, reproduce-fig6, ...
 	$(PYTHON) -m bnrnn.train experiment=$(key) $(RUN)

@@ -6,6 +6,7 @@ evaluation, both per time step, because the activations just after the start dif
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -140,7 +141,7 @@ class SequenceBatchNorm(nn.Module):
         if population is None:
             check_batch(steps[None])
         beta = self.beta if shift is None else shift
-        y = normalize_sequence(steps[None], self.gamma, beta, self.eps, population)[0]
+        y = normalize_sequence(steps[None], self.gamma, beta, self.eps, population)[0].to(x.dtype)
         if self.collecting:
             mean, var = moments(steps)
             self.collect(0, mean[None], var[None])
@@ -209,7 +210,7 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def estimate_population_statistics(model: nn.Module, inputs: Iterable[Tensor]) -> None:
+def estimate_population_statistics(model: nn.Module, inputs: Iterable[Any]) -> None:
     """Fill every `pop_mean` and `pop_var` of the model from one exact pass over `inputs` (the training set).
 
     Cooijmans et al. 2016, section 3: the average over minibatches of their estimates, per time step. The model runs in

@@ -27,11 +27,12 @@ def test_gradient_norms_are_those_of_a_loop_over_batchnorm1d():
 
     torch.manual_seed(3)
     model = instantiate(compose_config("model=bn_rnn").model, input_size=1, output_size=10, t_max=T).double()
+    (layer,) = model.layer.layers
     norm = nn.BatchNorm1d(100).double()
     nn.init.constant_(norm.weight, 0.5)
     h, hs = torch.zeros(B, 100, dtype=torch.float64), []
     for x_t in x.double():
-        h = torch.tanh(norm(h @ model.layer.weight_hh.T + x_t @ model.layer.weight_ih.T))
+        h = torch.tanh(norm(h @ layer.weight_hh.T + x_t @ layer.weight_ih.T))
         h.retain_grad()
         hs.append(h)
     F.cross_entropy(model.head(h), labels).backward()

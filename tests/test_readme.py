@@ -12,7 +12,8 @@ CODE = [
     line.strip() for block in re.findall(r"```(?:sh|bash)\n(.*?)```", README, re.DOTALL) for line in block.split("\n")
 ]
 COMMANDS = [line.split("#")[0].strip() for line in CODE if line.split("#")[0].strip()]
-PATHS = re.findall(r"`((?:bnrnn|conf|experiments|results|scripts|tests|docs)/[\w./-]*)`", README)
+PAGES = README + (ROOT / "docs/layer.md").read_text()
+PATHS = re.findall(r"`((?:bnrnn|conf|experiments|results|scripts|tests|docs)/[\w./-]*)`", PAGES)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
@@ -40,8 +41,11 @@ def test_there_is_something_to_check():
     assert len(PATHS) > 5
 
 
-def test_the_python_of_the_readme_runs():
-    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
-        names: dict = {}
-        exec(compile(block, "README.md", "exec"), names)
-        assert names["y"].shape == (20, 1, 32)
+@pytest.mark.parametrize("page", ["README.md", "docs/layer.md"])
+def test_the_python_of_a_page_runs_from_top_to_bottom(page):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    names: dict = {}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+        assert names["y"].shape[2] in (32, 64)
+    assert blocks

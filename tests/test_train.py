@@ -65,7 +65,7 @@ def test_a_result_says_what_it_is(tmp_path):
     assert "data_dir" not in text and "out_dir" not in text and str(tmp_path) not in text
     assert not (tmp_path / CHECKPOINT).exists()
     weights = checkpoint.load(tmp_path / MODEL)["model"]
-    assert not weights["layer.bn_hh.pop_var"].isnan().any()
+    assert not weights["layer.layers.0.bn_hh.pop_var"].isnan().any()
 
 
 def test_a_model_without_statistics_is_measured_once(tmp_path):
@@ -238,3 +238,24 @@ def test_a_gpu_that_is_not_there_is_an_error(monkeypatch):
     assert choose_device("auto").type == "cpu"
     with pytest.raises(BnrnnError, match="device=cuda asks for a GPU"):
         choose_device("cuda")
+
+
+def test_bfloat16_is_a_choice_that_the_result_names(tmp_path):
+    full = train(short("backend=reference"), tmp_path / "float32")
+    low = train(short("backend=reference", "precision=bfloat16"), tmp_path / "bfloat16")
+    assert (full.environment["precision"], low.environment["precision"]) == ("float32", "bfloat16")
+    assert full.config_hash == low.config_hash  # where and how it ran, not what it is
+    assert losses(tmp_path / "float32") != losses(tmp_path / "bfloat16")
+    assert losses(tmp_path / "bfloat16") == pytest.approx(losses(tmp_path / "float32"), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("precision=float8", "precision=float8 is unknown: use float32, tf32 or bfloat16"),
+        ("precision=tf32", "precision=tf32 needs a GPU, and the device is cpu"),
+    ],
+)
+def test_a_precision_that_cannot_be_had_is_an_error(override, message, tmp_path):
+    with pytest.raises(BnrnnError, match=message):
+        train(short(override, "device=cpu"), tmp_path)

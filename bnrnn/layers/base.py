@@ -27,6 +27,7 @@ class RecurrentLayer(nn.Module):
 
     num_gates: ClassVar[int]
     state_names: ClassVar[tuple[str, ...]]
+    checks_finite = True  # a stack does it once, for its own input
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -83,6 +84,12 @@ class RecurrentLayer(nn.Module):
                     f"batch_sizes must say for each of the {len(x)} steps how many of the {x.shape[1]} sequences run, "
                     f"never increasing and at least 1: got {batch_sizes}"
                 )
-        if not x.isfinite().all():
-            t, b, _ = (~x.isfinite()).nonzero()[0].tolist()
-            raise BnrnnError(f"x has a NaN or infinity, first at time step {t} of sequence {b} of the batch")
+        if self.checks_finite:
+            check_finite(x)
+
+
+def check_finite(x: Float[Tensor, "T B I"]) -> None:
+    """Raise BnrnnError with the place of the first NaN or infinity."""
+    if not x.isfinite().all():
+        t, b, _ = (~x.isfinite()).nonzero()[0].tolist()
+        raise BnrnnError(f"x has a NaN or infinity, first at time step {t} of sequence {b} of the batch")

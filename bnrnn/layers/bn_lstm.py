@@ -60,6 +60,7 @@ class BNLSTM(RecurrentLayer):
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
+        h, c = state
         x_proj = linear(x, self.weight_ih)  # (T, B, 4H)
         of_hh, of_c = (norm.population(t_start, len(x)) for norm in (self.bn_hh, self.bn_c))
         if of_hh is None or of_c is None:
@@ -67,7 +68,8 @@ class BNLSTM(RecurrentLayer):
         x_proj, gamma_ih, bias, of_ih = self.bn_ih.before_scan(x_proj, self.bias, t_start, batch_sizes)
         y, state, used = lstm_scan(
             x_proj,
-            *state,
+            h,
+            c,
             self.weight_hh,
             gamma_ih=gamma_ih,
             gamma_hh=self.bn_hh.gamma,

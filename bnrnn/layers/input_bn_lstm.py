@@ -43,13 +43,15 @@ class InputBNLSTM(RecurrentLayer):
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
+        h, c = state
         x_proj = linear(x, self.weight_ih)  # (T, B, 4H)
         x_proj, gamma, bias, of_ih = self.bn_ih.before_scan(x_proj, self.bias, t_start, batch_sizes)
         if of_ih is None and gamma is not None:
             check_batch(x)
         y, state, used = lstm_scan(
             x_proj,
-            *state,
+            h,
+            c,
             self.weight_hh,
             gamma_ih=gamma,
             bias=bias,

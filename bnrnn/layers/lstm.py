@@ -29,9 +29,11 @@ class LSTM(RecurrentLayer):
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
+        h, c = state
         y, state, _ = lstm_scan(
             linear(x, self.weight_ih),  # (T, B, 4H)
-            *state,
+            h,
+            c,
             self.weight_hh,
             bias=self.bias,
             beta_c=self.beta_c,

@@ -106,6 +106,8 @@ def lstm_scan(
     - bfloat16 and float16 may come in, or be asked for by torch.autocast: products then have that precision, and
       statistics, states and everything else float32; y has the precision that x_proj had, and h and c keep theirs.
     - With `overwrite`, an engine may take over the memory of x_proj, whose values are then lost.
+
+    Raises BnrnnError for tensors that do not fit each other.
     """
     low = torch.get_autocast_dtype(x_proj.device.type) if torch.is_autocast_enabled(x_proj.device.type) else None
     given, of_h, of_c = x_proj.dtype, h.dtype, c.dtype
@@ -113,11 +115,28 @@ def lstm_scan(
         kwargs = {k: _raised(v) for k, v in kwargs.items()} | {"product_dtype": low or given}
         x_proj, h, c, weight_hh = map(_raised, (x_proj, h, c, weight_hh))
         population = population and Statistics(*map(_raised, population))
+    _check(x_proj, population, {"h": h, "c": c, "weight_hh": weight_hh, **kwargs})
     with torch.autocast(x_proj.device.type, enabled=False):
         name = backend(x_proj.device, kwargs.get("product_dtype") or x_proj.dtype)
         run = _replicated(name) if x_proj.dim() == 4 else _single(name)
         y, (h, c), used = run(x_proj, h, c, weight_hh, overwrite=overwrite, population=population, **kwargs)
     return y.to(given), (h.to(of_h), c.to(of_c)), used
+
+
+def _check(x_proj: Tensor, population: Statistics | None, others: dict[str, Any]) -> None:
+    """Compiled engines read memory by address, so that a wrong shape or dtype must not get there."""
+    *replicas, T, B, G = x_proj.shape
+    if G % 4 or len(replicas) > 1:
+        raise BnrnnError(f"x_proj must be (T, B, 4H) or (R, T, B, 4H), got {tuple(x_proj.shape)}")
+    sizes = {"h": (B, G // 4), "c": (B, G // 4), "weight_hh": (G, G // 4), "gamma_ih": (G,), "gamma_hh": (G,),
+             "bias": (G,), "gamma_c": (G // 4,), "beta_c": (G // 4,), "mean_ih": (T, G), "var_ih": (T, G),
+             "mean_hh": (T, G), "var_hh": (T, G), "mean_c": (T, G // 4), "var_c": (T, G // 4)}  # fmt: skip
+    for name, value in {**others, **(population or Statistics())._asdict()}.items():
+        if isinstance(value, Tensor):
+            expected = (*replicas, *sizes[name]), x_proj.dtype, x_proj.device
+            found = tuple(value.shape), value.dtype, value.device
+            if found != expected:
+                raise BnrnnError(f"{name} does not fit x_proj: expected {expected}, got {found}")
 
 
 def _raised(value: Any) -> Any:
@@ -170,11 +189,20 @@ def _one_by_one(scan: Callable[..., Any], *args: Tensor, **kwargs: Any) -> Any:
     return torch.stack(ys), (h, c), Statistics(*stacked)
 
 
-def normalize_sequence(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def normalize_sequence(
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor | None,
+    eps: float,
+    population: tuple[Tensor, Tensor] | None = None,
+    batch_sizes: list[int] | None = None,
+) -> Tensor:
     """bnrnn.scan.norm.normalize_sequence by the chosen engine; `fused` and `triton` have none of their own.
 
     The output of bfloat16 or float16 is float32, as are the statistics.
     """
-    x = _raised(x) if x.dtype in (torch.bfloat16, torch.float16) else x
+    if x.dtype in (torch.bfloat16, torch.float16):  # all of them: the kernels take parameters to have the dtype of x
+        x, gamma, beta = map(_raised, (x, gamma, beta))
+        population = population and (population[0].float(), population[1].float())
     engine = lstm_cpu if backend(x.device, x.dtype) == "cpu" else norm
-    return engine.normalize_sequence(x, *args, **kwargs)
+    return engine.normalize_sequence(x, gamma, beta, eps, population, batch_sizes)

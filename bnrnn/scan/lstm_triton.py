@@ -8,6 +8,7 @@ torch is set to allow it (torch.set_float32_matmul_precision), in bfloat16 if as
 Layout: time first, then replicas. c and h have T + 1 steps, of which step 0 is the state before the first.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, no_type_check
@@ -21,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from bnrnn.scan.lstm import Statistics
 from bnrnn.scan.lstm_fused import PARAMETERS
 
-INTERPRETED = triton.knobs.runtime.interpret  # TRITON_INTERPRET=1: kernels run in Python, on CPU tensors
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run in Python, on CPU tensors
 UNITS = 16  # J
 DEPTH = 32  # of a product's tile
 # Elements of the left factor up to which a product is fused into the step: an estimate from bandwidths, unmeasured.

@@ -31,13 +31,13 @@ def gradient_norms(gamma: str, batch: Batch) -> list[float]:
     cfg = compose_config("model=bn_rnn", "data=pmnist", f"model.layer.gamma_init={gamma}")
     x = batch.inputs.double()
     model = instantiate(cfg.model, input_size=1, output_size=10, t_max=len(x)).double()
-    state = (model.initial_state["h"].expand(x.shape[1], -1),)
+    state = (model.initial_state["h"][:, None].expand(-1, x.shape[1], -1),)  # (1, B, H)
     hs = []
     for t in range(len(x)):  # one step at a time, to get hold of every h_t
         _, state = model.layer(x[t : t + 1], state, t_start=t)
         hs.append(state[0])
-    loss = F.cross_entropy(model.head(hs[-1]), batch.targets[-1])
-    return [float(f"{grad.norm(dim=1).mean():.4g}") for grad in torch.autograd.grad(loss, hs)]
+    loss = F.cross_entropy(model.head(hs[-1][0]), batch.targets[-1])
+    return [float(f"{grad.norm(dim=2).mean():.4g}") for grad in torch.autograd.grad(loss, hs)]
 
 
 def measure(data_dir: str, num_draws: int, gammas: list[str]) -> dict[str, Any]:

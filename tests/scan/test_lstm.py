@@ -134,6 +134,20 @@ def test_bfloat16_keeps_statistics_and_states_in_float32(engine):
     assert torch.equal(y, low["y"])
 
 
+@pytest.mark.parametrize("name", [*NAMES[1:], "mean_hh"])
+@pytest.mark.parametrize("wrong", [lambda v: v[..., 1:], lambda v: v.double()])
+def test_what_does_not_fit_is_named_before_a_kernel_reads_it(name, wrong):
+    args = problem(3, 4, 5, population=name == "mean_hh")
+    args = {k: v.float() if isinstance(v, Tensor) else v for k, v in args.items()}
+    if name == "mean_hh":
+        stats = Statistics(*(s.float() for s in args["population"]))
+        args["population"] = stats._replace(mean_hh=wrong(stats.mean_hh))
+    else:
+        args[name] = wrong(args[name])
+    with pytest.raises(BnrnnError, match=f"{name} does not fit x_proj: expected"):
+        scan.lstm_scan(**args)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_x_is_left_alone_unless_it_may_be_overwritten(engine):
     scan.set_backend(engine)

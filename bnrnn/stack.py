@@ -1,0 +1,292 @@
+"""Several layers, both directions and sequences of different lengths; `LSTM` takes the place of torch.nn.LSTM."""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from bnrnn.errors import BnrnnError
+from bnrnn.layers.base import RecurrentLayer, State, check_finite
+from bnrnn.layers.bn_lstm import BNLSTM
+from bnrnn.layers.input_bn_lstm import InputBNLSTM
+from bnrnn.layers.lstm import LSTM as PlainLSTM
+
+NORMS = {"batch": BNLSTM, "input_batch": InputBNLSTM}
+
+
+class Stack(nn.Module):
+    """Layers of any kind on top of each other: `y, state = stack(x, state=None, t_start=0, lengths=None)`.
+
+    x is (T, B, I), y (T, B, D H) with D = 2 if bidirectional and 1 if not. The state is a tuple of (num_layers D, B, H)
+    each, zeros if not given, in torch.nn.LSTM's order: forward and backward direction of the lowest layer first.
+
+    Args:
+        layer: builds one layer of one direction from (input_size, hidden_size, t_max=...).
+        dropout: probability with which outputs of all layers but the last are dropped in training.
+        t_max: handed to every layer.
+    """
+
+    def __init__(
+        self,
+        layer: Callable[..., RecurrentLayer],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        t_max: int | None = None,
+    ) -> None:
+        super().__init__()
+        for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
+            if size < 1:
+                raise BnrnnError(f"{name} must be at least 1, got {size}")
+        if not 0 <= dropout <= 1:
+            raise BnrnnError(f"dropout is the probability of a zero, between 0 and 1, got {dropout}")
+        if dropout and num_layers == 1:
+            warnings.warn("dropout acts between layers, and there is one layer alone", stacklevel=3)
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.bidirectional, self.dropout = bidirectional, dropout
+        self.num_directions = 2 if bidirectional else 1
+        sizes = [input_size] + [self.num_directions * hidden_size] * (num_layers - 1)
+        layers = [layer(size, hidden_size, t_max=t_max) for size in sizes for _ in range(self.num_directions)]
+        self.state_names = layers[0].state_names
+        self.layers = nn.ModuleList(layers)
+        for single in layers:
+            single.checks_finite = False  # here instead: in the order given, and no error where training diverges
+
+    def forward(
+        self,
+        x: Float[Tensor, "T B I"],
+        state: State | None = None,
+        t_start: int = 0,
+        lengths: Tensor | list[int] | None = None,
+    ) -> tuple[Float[Tensor, "T B O"], State]:
+        """Run x through all layers.
+
+        Args:
+            t_start: steps already seen, where a sequence is fed in pieces; a bidirectional stack needs it whole.
+            lengths: unpadded steps of each sequence (B,), in any order; None: all T. What stands in the padding does
+                not matter, y is 0 there, and the state returned is that after each sequence's own last step.
+
+        Raises BnrnnError for a state or lengths that do not fit x, and for t_start in a bidirectional stack.
+        """
+        if t_start and self.bidirectional:
+            raise BnrnnError(f"t_start={t_start}: a bidirectional stack needs the whole sequence at once")
+        if state is None:
+            state = tuple(x.new_zeros(len(self.layers), x.shape[1], self.hidden_size) for _ in self.state_names)
+        self._check_state(state, x.shape[1])
+        lengths = None if lengths is None else _checked_lengths(lengths, *x.shape[:2])
+        if lengths is None or lengths.min() == len(x):
+            check_finite(x)
+            return self._run(x, state, t_start, None)
+        padding = (torch.arange(len(x))[:, None] >= lengths).to(x.device)[..., None]  # (T, B, 1)
+        order = lengths.argsort(descending=True, stable=True)
+        lengths = lengths[order]
+        given, back = order.to(x.device), order.argsort().to(x.device)
+        x = x.masked_fill(padding, 0)  # or a NaN there would reach the gradients of the weights, as 0 times NaN
+        check_finite(x)
+        state = tuple(s.index_select(1, given) for s in state)
+        y, state = self._run(x[: int(lengths[0])].index_select(1, given), state, t_start, lengths)
+        y = F.pad(y.index_select(1, back), (0, 0, 0, 0, 0, len(x) - len(y)))
+        return y.masked_fill(padding, 0), tuple(s.index_select(1, back) for s in state)
+
+    def _run(self, x: Tensor, state: State, t_start: int, lengths: Tensor | None) -> tuple[Tensor, State]:
+        """All layers, where lengths begin with T and never increase; what y holds in the padding has no meaning."""
+        if lengths is None or lengths[-1] == len(x):
+            lengths = batch_sizes = None  # without padding: the same, and faster
+        else:
+            batch_sizes = (lengths > torch.arange(len(x))[:, None]).sum(1).tolist()
+            lengths = lengths.to(x.device)
+        states = []
+        for n in range(self.num_layers):
+            ys = []
+            for d in range(self.num_directions):
+                k = len(states)
+                y, last = self.layers[k](
+                    reverse(x, lengths) if d else x, tuple(s[k] for s in state), t_start, batch_sizes
+                )
+                ys.append(reverse(y, lengths) if d else y)
+                states.append(last)
+            x = torch.cat(ys, dim=2) if self.bidirectional else ys[0]
+            if self.dropout and n < self.num_layers - 1:
+                x = F.dropout(x, self.dropout, self.training)
+        return x, tuple(torch.stack(values) for values in zip(*states, strict=True))
+
+    def _check_state(self, state: State, *batch_size: int) -> None:
+        expected, found = (len(self.layers), *batch_size, self.hidden_size), [tuple(s.shape) for s in state]
+        if found != [expected] * len(self.state_names):
+            names = ", ".join(self.state_names)
+            raise BnrnnError(f"the state must be ({names}), each of shape {expected}; got shapes {found}")
+
+
+def reverse(x: Float[Tensor, "T B F"], lengths: Int[Tensor, " B"] | None = None) -> Float[Tensor, "T B F"]:
+    """Every sequence backwards; padding stays where it is, at the end."""
+    if lengths is None:
+        return x.flip(0)
+    t = torch.arange(len(x), device=x.device)[:, None]
+    source = torch.where(t < lengths, lengths - 1 - t, t)  # (T, B)
+    return x.gather(0, source[..., None].expand_as(x))
+
+
+def _checked_lengths(lengths: Tensor | list[int], T: int, B: int) -> Int[Tensor, " B"]:
+    """Lengths on the CPU, after a look whether they fit (T, B, I)."""
+    found = torch.as_tensor(lengths).cpu()
+    if found.is_floating_point() or found.shape != (B,) or B == 0 or found.min() < 1 or found.max() > T:
+        raise BnrnnError(
+            f"lengths must be {B} integers between 1 and {T}, one a sequence of x; got {found.tolist()} ({found.dtype})"
+        )
+    return found.long()
+
+
+class LSTM(Stack):
+    """torch.nn.LSTM with a choice of normalization; arguments, shapes and order of the states are those of nn.LSTM.
+
+    `output, (h_n, c_n) = LSTM(input_size, hidden_size, ..., norm="batch", t_max=T)(input, hx=None)`.
+
+    The state_dict of a torch.nn.LSTM can be loaded, by itself or within a larger model; its two biases are added. With
+    norm=None outputs are then the same. With a norm, strict=True names the scales and statistics that nn.LSTM has not;
+    strict=False leaves those at their start, and outputs are others: the weights have to be trained on.
+
+    Args:
+        bias: whether there is a bias, one where nn.LSTM has two. norm="input_batch" cannot be without: it is its shift.
+        batch_first: whether tensors are (B, T, I) and (B, T, D H); as in nn.LSTM, the states never are.
+        proj_size: not supported, must be 0.
+        norm: None; "batch", BN-LSTM (bnrnn.layers.bn_lstm); "input_batch", BN of the input product alone
+            (bnrnn.layers.input_bn_lstm).
+        t_max: length of the training sequences, for which population statistics are kept; later steps use the last.
+            Needed unless all statistics are over time.
+        input_statistics: of the input product, "frame": at every time step over the batch, or "sequence": over batch
+            and time (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21). Neither counts padding.
+        gamma_init: start of the scales; None for the paper's own: 0.1 with "batch", 1 with "input_batch".
+
+    Raises BnrnnError for arguments that contradict each other.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        norm: str | None = None,
+        t_max: int | None = None,
+        input_statistics: str = "frame",
+        gamma_init: float | None = None,
+    ) -> None:
+        if proj_size:
+            raise BnrnnError(f"proj_size={proj_size} is not supported: use 0, and a linear layer on the output")
+        layer = _single_layer(norm, bias, t_max, input_statistics, gamma_init)
+        if t_max is None:
+            t_max = 1  # no statistics are per time step then, and any will do
+        super().__init__(layer, input_size, hidden_size, num_layers, bidirectional, dropout, t_max)
+        self.bias, self.batch_first, self.norm = bias, batch_first, norm
+        self.register_load_state_dict_pre_hook(_rename_from_nn_lstm)
+        self.to(device=device, dtype=dtype)
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]: the names are those of nn.LSTM
+        self,
+        input: Tensor | PackedSequence,
+        hx: tuple[Tensor, Tensor] | None = None,
+        t_start: int = 0,
+        lengths: Tensor | list[int] | None = None,
+    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
+        """Outputs and last states of input (T, B, I), (B, T, I) if batch_first, (T, I), or a PackedSequence.
+
+        hx and the last states are a pair of (num_layers D, B, H), or (num_layers D, H) for (T, I). t_start and lengths,
+        for padded tensors, are those of Stack.
+
+        Raises BnrnnError for shapes that do not fit, and as Stack and its layers do.
+        """
+        if isinstance(input, PackedSequence):
+            if lengths is not None or t_start:
+                raise BnrnnError("a PackedSequence has lengths of its own and begins at step 0: give a padded tensor")
+            return self._forward_packed(input, hx)
+        if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
+            batched = "(B, T, I)" if self.batch_first else "(T, B, I)"
+            raise BnrnnError(
+                f"LSTM expects {batched} or (T, I) with I = {self.input_size}, got shape {tuple(input.shape)}"
+            )
+        if input.dim() == 2:
+            if hx is not None:
+                self._check_state(hx)
+                hx = (hx[0][:, None], hx[1][:, None])
+            y, state = super().forward(input[:, None], hx, t_start, lengths)
+            return y[:, 0], tuple(s[:, 0] for s in state)
+        y, state = super().forward(input.transpose(0, 1) if self.batch_first else input, hx, t_start, lengths)
+        return (y.transpose(0, 1) if self.batch_first else y), state
+
+    def _forward_packed(
+        self, packed: PackedSequence, hx: tuple[Tensor, Tensor] | None
+    ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
+        data, batch_sizes, order, back = packed
+        if data.dim() != 2 or data.shape[1] != self.input_size:
+            raise BnrnnError(f"LSTM expects packed frames (N, {self.input_size}), got shape {tuple(data.shape)}")
+        x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))  # without its indices: longest first
+        check_finite(x if back is None else x.index_select(1, back))
+        if hx is None:
+            state = tuple(x.new_zeros(len(self.layers), x.shape[1], self.hidden_size) for _ in self.state_names)
+        else:
+            self._check_state(hx, x.shape[1])
+            state = hx if order is None else tuple(s.index_select(1, order) for s in hx)
+        y, state = self._run(x, state, 0, lengths)
+        y = PackedSequence(pack_padded_sequence(y, lengths).data, batch_sizes, order, back)
+        return y, state if back is None else tuple(s.index_select(1, back) for s in state)
+
+    def flatten_parameters(self) -> None:
+        """Does nothing; programs written for nn.LSTM call it."""
+
+
+def _single_layer(
+    norm: str | None, bias: bool, t_max: int | None, input_statistics: str, gamma_init: float | None
+) -> Callable[..., RecurrentLayer]:
+    """What builds one layer of one direction of an `LSTM`."""
+    if input_statistics not in ("frame", "sequence"):
+        raise BnrnnError(f"input_statistics={input_statistics!r} is unknown: use 'frame' or 'sequence'")
+    if norm is None:
+        if input_statistics != "frame" or gamma_init is not None:
+            raise BnrnnError("input_statistics and gamma_init are of a normalization, and norm=None has none")
+        return partial(PlainLSTM, bias=bias)
+    if norm not in NORMS:
+        raise BnrnnError(f"norm={norm!r} is unknown: use None, {', '.join(map(repr, NORMS))}")
+    if t_max is None and (norm, input_statistics) != ("input_batch", "sequence"):
+        raise BnrnnError(
+            f"norm={norm!r} keeps population statistics for every time step: t_max, the length of the training "
+            "sequences, has to be given (norm='input_batch' with input_statistics='sequence' needs none)"
+        )
+    options: dict[str, Any] = {"input_statistics": input_statistics}
+    if gamma_init is not None:
+        options["gamma_init"] = gamma_init
+    if norm == "batch":
+        options["bias"] = bias
+    elif not bias:
+        raise BnrnnError("norm='input_batch' needs bias=True: the bias is the shift of its normalization")
+    return partial(NORMS[norm], **options)
+
+
+def _rename_from_nn_lstm(lstm: LSTM, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Give entries of torch.nn.LSTM our names before loading; what has no counterpart stays, for strict loading."""
+    for k in range(len(lstm.layers)):
+        n, d = divmod(k, lstm.num_directions)
+        theirs = {
+            name: f"{prefix}{name}_l{n}{'_reverse' * d}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        }
+        ours = f"{prefix}layers.{k}."
+        for name in ("weight_ih", "weight_hh"):
+            if theirs[name] in state_dict:
+                state_dict[ours + name] = state_dict.pop(theirs[name])
+        biases = [theirs["bias_ih"], theirs["bias_hh"]]
+        if lstm.bias and all(name in state_dict for name in biases):
+            state_dict[ours + "bias"] = state_dict.pop(biases[0]) + state_dict.pop(biases[1])
