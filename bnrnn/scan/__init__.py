@@ -145,14 +145,14 @@ def _raised(value: Any) -> Any:
 
 def _single(name: str) -> Callable[..., Any]:
     """The scan of one set of parameters by this engine."""
-    if name == "reference":
-        return _reference
-    return partial(_one_replica, _triton().triton_scan) if name == "triton" else partial(fused_scan, _engine(name))
+    return _reference if name == "reference" else partial(_one_replica, _replicated(name))
 
 
 def _replicated(name: str) -> Callable[..., Any]:
     """The scan of R sets of parameters by this engine."""
-    return _triton().triton_scan if name == "triton" else partial(_one_by_one, _single(name))
+    if name == "reference":
+        return partial(_one_by_one, _reference)
+    return _triton().triton_scan if name == "triton" else partial(fused_scan, _engine(name))
 
 
 def _reference(*args: Tensor, overwrite: bool, **kwargs: Any) -> Any:
@@ -165,14 +165,15 @@ def _one_replica(scan: Callable[..., Any], *args: Tensor, **kwargs: Any) -> Any:
     def lifted(value: Any) -> Any:
         if isinstance(value, Statistics):
             return Statistics(*map(lifted, value))
-        return value[None] if isinstance(value, Tensor) else value
+        return value.unsqueeze(0) if isinstance(value, Tensor) else value
 
     y, (h, c), used = scan(*map(lifted, args), **{key: lifted(value) for key, value in kwargs.items()})
-    return y[0], (h[0], c[0]), Statistics(*(None if v is None else v[0] for v in used))
+    used = Statistics(*(None if v is None else v.squeeze(0) for v in used))
+    return y.squeeze(0), (h.squeeze(0), c.squeeze(0)), used
 
 
 def _one_by_one(scan: Callable[..., Any], *args: Tensor, **kwargs: Any) -> Any:
-    """Replicas by a scan of one set of parameters: on a CPU a single one keeps a core busy."""
+    """Replicas by a scan of one set of parameters."""
     num_replicas = len(args[0])
 
     def parts(value: Any) -> Any:

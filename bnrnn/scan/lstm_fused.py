@@ -175,25 +175,33 @@ class AtenEngine:
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, engine: Engine, s: Sequence, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        y = torch.empty_like(s.c)
-        engine.forward(s, y)
-        ctx.save_for_backward(y, s.weight_hh)  # autograd watches that neither is changed before the backward pass
-        ctx.engine, ctx.sequence = engine, s
-        return y, s.c[-1].clone()
+    def forward(
+        ctx: Any, engine: Engine, sequences: list[Sequence], x: Tensor, *inputs: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        first = sequences[0]
+        y = first.c.new_empty(len(sequences), *first.c.shape)
+        for s, y_r in zip(sequences, y, strict=True):
+            engine.forward(s, y_r)
+        ctx.save_for_backward(y, inputs[3])  # autograd watches that neither is changed before the backward pass
+        ctx.engine, ctx.sequences, ctx.x = engine, sequences, x
+        return y, torch.stack([s.c[-1] for s in sequences])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        y, _ = ctx.saved_tensors
-        if ctx.sequence is None:
+        y, weight = ctx.saved_tensors
+        if ctx.sequences is None:
             raise RuntimeError("this scan was run backward before and its buffers are spent: run it forward again")
-        s, ctx.sequence = ctx.sequence, None
+        sequences, x = ctx.sequences, ctx.x
+        ctx.sequences = ctx.x = None
         dy, dc = grads[0].contiguous(), grads[1].clone(memory_format=torch.contiguous_format)
-        dh = torch.zeros_like(s.h_0, memory_format=torch.contiguous_format)
-        totals = {name: torch.zeros_like(p) for name, p in s.parameters.items() if p is not None}
-        dweight = ctx.engine.backward(s, y, dy, dh, dc, totals)
-        return None, None, s.x, dh, dc, dweight, *(totals.get(name) for name in PARAMETERS)
+        dh, dweight = torch.zeros_like(dc), torch.empty_like(weight)
+        given = {name: p for name, p in sequences[0].parameters.items() if p is not None}
+        totals = {name: p.new_zeros(len(sequences), *p.shape) for name, p in given.items()}
+        for r, s in enumerate(sequences):
+            own = {name: total[r] for name, total in totals.items()}
+            dweight[r] = ctx.engine.backward(s, y[r], dy[r], dh[r], dc[r], own)
+        return None, None, None, x, dh, dc, dweight, *(totals.get(n) for n in PARAMETERS)
 
 
 def fused_scan(
@@ -211,11 +219,12 @@ def fused_scan(
     overwrite: bool = False,
     **parameters: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Statistics]:
-    """bnrnn.scan.lstm.lstm_scan by the given engine. A second backward through one scan raises RuntimeError.
+    """bnrnn.scan.lstm.lstm_scan by the given engine, with a leading axis R of replicas on every tensor.
 
-    With `overwrite`, x_proj's memory is taken over (nobody else may need its values) instead of copied.
+    With `overwrite`, x_proj's memory is taken over (nobody else may need its values) instead of copied. A second
+    backward through one scan raises RuntimeError.
     """
-    T, B, G = x_proj.shape
+    R, T, B, G = x_proj.shape
     given = {name: parameters.get(name) for name in PARAMETERS}
     inputs = (x_proj, h, c, weight_hh, *given.values())
     with_grad = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs)
@@ -226,24 +235,31 @@ def fused_scan(
     terms = [(name, size) for name, size in of_terms for _ in range(2)]  # a mean and a variance each
     used = Statistics(
         *(
-            None if given[name] is None else x.new_empty(T, size) if value is None else value.contiguous()
+            None if given[name] is None else x.new_empty(R, T, size) if value is None else value.contiguous()
             for (name, size), value in zip(terms, population or Statistics(), strict=True)
         )
     )
-    s = Sequence(
-        x=x,
-        u=torch.empty_like(x) if with_grad else None,
-        c=x.new_empty(T, B, G // 4),
-        h_0=h.detach().contiguous(),
-        c_0=c.detach().contiguous(),
-        weight_hh=weight_hh.detach().contiguous(),
-        parameters={name: None if p is None else p.detach().contiguous() for name, p in given.items()},
-        statistics=used,
-        batch=population is None,
-        eps=eps,
-        batch_sizes=batch_sizes,
-        ended_count=ended_count,
-        product_dtype=product_dtype or weight_hh.dtype,
-    )
-    y, c = _Scan.apply(engine, s, *inputs)
-    return y, (y[-1], c), used
+    u = torch.empty_like(x) if with_grad else None
+    cells = x.new_empty(R, T, B, G // 4)
+    h_0, c_0, weight = (v.detach().contiguous() for v in (h, c, weight_hh))
+    constant = {name: None if p is None else p.detach().contiguous() for name, p in given.items()}
+    sequences = [
+        Sequence(
+            x=x[r],
+            u=None if u is None else u[r],
+            c=cells[r],
+            h_0=h_0[r],
+            c_0=c_0[r],
+            weight_hh=weight[r],
+            parameters={name: None if p is None else p[r] for name, p in constant.items()},
+            statistics=Statistics(*(None if v is None else v[r] for v in used)),
+            batch=population is None,
+            eps=eps,
+            batch_sizes=batch_sizes,
+            ended_count=ended_count,
+            product_dtype=product_dtype or weight_hh.dtype,
+        )
+        for r in range(R)
+    ]
+    y, c = _Scan.apply(engine, sequences, x, *inputs)
+    return y, (y[:, -1], c), used
