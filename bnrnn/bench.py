@@ -55,7 +55,8 @@ class Shape:
 SHAPES = {
     "S1": Shape("sequential MNIST", 784, 196, 64, 1, 100, targets={"cpu": 1.25, "cuda": 1.5}),
     "S2": Shape("char-PTB", 100, 16, 64, 50, 1000, one_hot=True, targets={"cpu": 1.12, "cuda": 1.1}),
-    "S3": Shape("text8, a third of its 180 steps", 60, 8, 128, 27, 2000, one_hot=True, targets={"cpu": 1.05, "cuda": 1.05}),
+    "S3": Shape("text8, a third of its 180 steps", 60, 8, 128, 27, 2000, one_hot=True,
+                targets={"cpu": 1.05, "cuda": 1.05}),
     "S4": Shape("word-PTB", 35, 35, 32, 650, 650, num_layers=2, input_gradient=True,
                 targets={"cpu": 1.12, "cuda": 0.8}),
     "S4i": Shape("word-PTB, BN of the input product alone", 35, 35, 32, 650, 650, num_layers=2, norm="input_batch",

@@ -7,7 +7,6 @@ python scripts/bench.py --render results/bench/cpu-full.json    print what was s
 
 import argparse
 import datetime
-import json
 import os
 import platform
 from pathlib import Path
@@ -17,11 +16,11 @@ import torch
 
 from bnrnn import bench
 from bnrnn.bench import NAIVE, NN_LSTM, Plan, Shape, say
+from bnrnn.bench_page import render, render_file
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.evidence import ROOT
 from bnrnn.results import environment, git_commit, write_json
 from bnrnn.scan import set_backend
-from bnrnn.tables import NONE, markdown
 from bnrnn.train import choose_device, keep_heap
 
 
@@ -84,80 +83,6 @@ def hardware(device: torch.device) -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return f"{next(models, platform.machine())}, {os.cpu_count()} hardware threads"
-
-
-def ms(value: float) -> str:
-    """At least three digits."""
-    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
-
-
-def judged(row: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """The ratios to nn.LSTM, in bold the one that the target is for; the target, and whether it is met."""
-    cells = {v: NONE if ratio is None else f"{ratio:.2f}" for v, ratio in row["ratio"].items() if v != NN_LSTM}
-    cells[row["best"]] = f"**{cells[row['best']]}**"
-    target = NONE if row["target"] is None else f"{row['target']:.2f}"
-    return list(cells.values()), [target, {True: "yes", False: "no", None: NONE}[row["met"]]]
-
-
-def render_times(rows: list[dict[str, Any]], shapes: dict[str, str]) -> list[str]:
-    """Three tables: ratios with targets, milliseconds, errors."""
-    variants, ratios, times, errors = list(rows[0]["ratio"]), [], [], []
-    for row in rows:
-        about = [row["shape"], f"{row['T']}", f"{row['threads']}"]
-        to_lstm, verdict = judged(row)
-        median, minimum = row["median_ms"], row["min_ms"]
-        ratios.append([*about, ms(median[NN_LSTM]), *to_lstm, f"{row['naive_over_best']:.2f}", *verdict])
-        times.append([*about, *(f"{ms(median[v])} ({ms(minimum[v])})" for v in variants), f"{len(row['ms'][NN_LSTM])}"])
-        if row["threads"] == 1:
-            errors.append([row["shape"], f"{row['error_T']}", *(f"{error:.1e}" for error in row["error"].values())])
-    key = ["shape", "T timed", "threads"]
-    return [
-        "Time of a step over that of `nn.LSTM`; in bold the fastest engine, which the target is for:\n",
-        markdown([*key, f"{NN_LSTM}, ms", *variants[1:], "naive / best", "target", "met"], ratios),
-        "; ".join(f"{key}: {text}" for key, text in shapes.items()) + ".\n",
-        "Milliseconds a step, median (minimum):\n",
-        markdown([*key, *variants, "rounds"], times),
-        "Relative error against float64, the worst over outputs and all gradients:\n",
-        markdown(["shape", "T", *variants[1:]], errors),
-    ]
-
-
-def render_memory(rows: list[dict[str, Any]]) -> list[str]:
-    table = []
-    for row in rows:
-        lstm, (to_lstm, verdict) = row["MiB"][NN_LSTM], judged(row)
-        table.append([row["shape"], f"{row['T']}", NONE if lstm is None else f"{lstm:,.0f}", *to_lstm, *verdict])
-    header = ["shape", "T", f"{NN_LSTM}, MiB", *list(rows[0]["ratio"])[1:], "target", "met"]
-    return ["Memory that a step adds at its peak, over what `nn.LSTM` adds:\n", markdown(header, table)]
-
-
-def render(result: dict[str, Any]) -> str:
-    """The page of a measurement."""
-    replicas = result["replicas"]
-    about = [
-        result["hardware"],
-        f"torch {result['environment']['torch']}",
-        result["precision"],
-        result["date"],
-        f"commit {result['commit']}",
-    ]
-    parts = [
-        ", ".join(about) + ". A step is forward and backward of the layers; all variants in turn in one process.\n",
-        *render_times(result["rows"], result["shapes"]),
-        *(render_memory(result["memory"]) if result["memory"] else []),
-        f"{replicas['R']} replicas in one recurrence ({replicas['shape']}, T {replicas['T']}, `{replicas['engine']}`): "
-        f"{replicas['over_one']:.2f} times the time of one; one after the other they take "
-        f"{replicas['calls_over_together']:.2f} times the time of all together.\n",
-    ]
-    return "\n".join(parts)
-
-
-def render_file(path: Path) -> str:
-    """The page of a stored measurement. Raises BnrnnError for a file that is none."""
-    try:
-        return render(json.loads(path.read_text()))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise BnrnnError(f"{path} is no benchmark that this version wrote ({error!r}): run `make bench`") from None
 
 
 def chosen(names: str, shapes: dict[str, Shape]) -> dict[str, Shape]:

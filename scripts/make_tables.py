@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from bnrnn import plots
+from bnrnn.bench_page import render_file
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.evidence import ROOT, claim_keys, load_analysis, load_claim, load_runs
 from bnrnn.tables import render, render_short, render_summary
@@ -50,9 +51,16 @@ def draw(key: str, results_dir: Path) -> list[Path]:
 def texts() -> dict[Path, str]:
     """What every rendered file should say."""
     pages = {RESULTS / f"{key}.md": page(key) for key in measured_keys()}
+    benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
     readme = ROOT / "README.md"
-    filled = BLOCK.sub(lambda m: f"{m[1]}{render_short(m[2], RESULTS)}{m[3]}", readme.read_text())
-    return {**pages, readme: filled}
+    filled = BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", readme.read_text())
+    return {**pages, **benchmarks, readme: filled}
+
+
+def block(key: str) -> str:
+    """What README shows of a claim, or of a benchmark."""
+    is_benchmark = key.startswith("bench/")
+    return render_file(RESULTS / f"{key}.json", short=True) if is_benchmark else render_short(key, RESULTS)
 
 
 def show(key: str, results_dir: Path) -> None:

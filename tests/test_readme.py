@@ -12,7 +12,7 @@ CODE = [
     line.strip() for block in re.findall(r"```(?:sh|bash)\n(.*?)```", README, re.DOTALL) for line in block.split("\n")
 ]
 COMMANDS = [line.split("#")[0].strip() for line in CODE if line.split("#")[0].strip()]
-PAGES = README + (ROOT / "docs/layer.md").read_text()
+PAGES = README + "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
 PATHS = re.findall(r"`((?:bnrnn|conf|experiments|results|scripts|tests|docs)/[\w./-]*)`", PAGES)
 
 
