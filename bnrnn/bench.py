@@ -79,7 +79,7 @@ class Plan:
 
 
 QUICK = Plan("quick", full_length=False, memory=False, threads=(1,), error_T=20, seconds=8.0)
-FULL = Plan("full", full_length=True, memory=True, threads=(1, 2), error_T=50, seconds=60.0)
+FULL = Plan("full", full_length=True, memory=True, threads=(1, 2), error_T=50, seconds=30.0)
 MIN_ROUNDS, MAX_ROUNDS = 3, 25  # whatever the seconds
 
 

@@ -24,6 +24,7 @@ from bnrnn.scan.lstm import Statistics
 from bnrnn.scan.lstm_fused import PARAMETERS, Sequence
 
 SOURCE = Path(__file__).with_suffix(".cpp")
+HEADER = Path(__file__).with_name("cpu_products.h")
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-fPIC"]
 
 
@@ -62,7 +63,8 @@ def library() -> ctypes.CDLL:
     command = compiler()
     if command is None:
         raise BnrnnError("backend=cpu needs a C++ compiler (g++ or clang++): install one, or use backend=reference")
-    key = hashlib.sha256("\0".join([SOURCE.read_text(), *FLAGS, command, _processor()]).encode()).hexdigest()[:16]
+    identity = [SOURCE.read_text(), HEADER.read_text(), *FLAGS, command, _processor()]
+    key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bnrnn"
     path = folder / f"lstm_cpu-{key}.so"
     if not path.exists():

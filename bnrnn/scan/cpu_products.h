@@ -1,0 +1,123 @@
+// Vectors of this processor, and matrix products against a packed right factor, in float32.
+//
+// Vectors are GCC's (and clang's) own, so one source serves every instruction set.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define ROWS 6  // of a tile of 4 vectors: 24 of the 32 registers hold sums
+#elif defined(__aarch64__)
+#define LANES 4
+#define ROWS 6
+#else
+#define LANES 8
+#define ROWS 2
+#endif
+
+namespace {
+
+typedef std::unique_ptr<float[]> Floats;
+const int DEPTH = 512;   // of a panel: 512 x 4 vectors fit the second-level cache
+const int HEIGHT = 240;  // rows of the left factor that meet all panels in turn
+
+template <int N>
+struct Vectors;
+#define VECTORS(N)                                           \
+  template <>                                                \
+  struct Vectors<N> {                                        \
+    typedef float Float __attribute__((vector_size(4 * N))); \
+    typedef int32_t Int __attribute__((vector_size(4 * N))); \
+  }
+VECTORS(16);
+VECTORS(8);
+VECTORS(4);
+VECTORS(1);
+
+typedef Vectors<LANES>::Float Wide;
+
+Wide load(const float* p) {
+  Wide v;
+  std::memcpy(&v, p, sizeof(Wide));
+  return v;
+}
+void store(float* p, Wide v) { std::memcpy(p, &v, sizeof(Wide)); }
+
+int round_up(int n) { return (n + LANES - 1) / LANES * LANES; }
+
+// R rows by V vectors of C = A P, or C += A P. Element (r, k) of A is A[r * row + k * step]; P is (depth, V * LANES).
+template <int R, int V>
+void tile(int depth, const float* A, int64_t row, int64_t step, const float* P, float* C, int64_t ldc, bool add) {
+  Wide sum[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) sum[r][v] = add ? load(C + r * ldc + v * LANES) : Wide{};
+  for (int k = 0; k < depth; ++k) {
+    Wide p[V];
+    for (int v = 0; v < V; ++v) p[v] = load(P + (int64_t)k * V * LANES + v * LANES);
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < V; ++v) sum[r][v] += A[r * row + k * step] * p[v];
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) store(C + r * ldc + v * LANES, sum[r][v]);
+}
+
+template <int V>
+void tiles(int M, int depth, const float* A, int64_t row, int64_t step, const float* P, float* C, int64_t ldc,
+           bool add) {
+  int m = 0;
+  for (; m + ROWS <= M; m += ROWS) tile<ROWS, V>(depth, A + m * row, row, step, P, C + m * ldc, ldc, add);
+  for (; m + 2 <= M; m += 2) tile<2, V>(depth, A + m * row, row, step, P, C + m * ldc, ldc, add);
+  for (; m < M; ++m) tile<1, V>(depth, A + m * row, row, step, P, C + m * ldc, ldc, add);
+}
+
+// M rows against one panel of at most 4 vectors; C has room for whole vectors.
+void panel(int M, int depth, int vectors, const float* A, int64_t row, int64_t step, const float* P, float* C,
+           int64_t ldc, bool add) {
+  switch (vectors) {
+    case 1: return tiles<1>(M, depth, A, row, step, P, C, ldc, add);
+    case 2: return tiles<2>(M, depth, A, row, step, P, C, ldc, add);
+    case 3: return tiles<3>(M, depth, A, row, step, P, C, ldc, add);
+    default: return tiles<4>(M, depth, A, row, step, P, C, ldc, add);
+  }
+}
+
+// The right factor in panels of 4 vectors' width, each cut into depths of at most DEPTH.
+struct Packed {
+  int N, K;
+  Floats data;
+
+  // Element (k, n) of the factor is W[k * row + n * column].
+  Packed(int N, int K, const float* W, int64_t row, int64_t column) : N(N), K(K) {
+    data.reset(new float[(int64_t)round_up(N) * K]);
+    for (int n = 0; n < N; n += 4 * LANES) {
+      const int width = std::min(4 * LANES, round_up(N - n)), used = std::min(4 * LANES, N - n);
+      float* p = data.get() + (int64_t)n * K;
+      for (int k = 0; k < K; ++k, p += width)
+        for (int i = 0; i < width; ++i) p[i] = i < used ? W[k * row + (n + i) * column] : 0.0f;
+    }
+  }
+  // M rows of A times columns n ... of the factor (n a multiple of 4 vectors) into C, which has room for whole vectors.
+  void times(int n, int M, const float* A, int64_t row, int64_t step, float* C, int64_t ldc, bool add) const {
+    const int vectors = std::min(4, round_up(N - n) / LANES);
+    for (int k = 0; k < K; k += DEPTH)
+      panel(M, std::min(DEPTH, K - k), vectors, A + k * step, row, step,
+            data.get() + (int64_t)n * K + (int64_t)k * vectors * LANES, C, ldc, add || k > 0);
+  }
+  // The same where C has no room beyond N columns.
+  void times_exactly(int n, int M, const float* A, int64_t row, int64_t step, float* C, int64_t ldc, bool add) const {
+    const int used = N - n;
+    if (used >= 4 * LANES || used % LANES == 0) return times(n, M, A, row, step, C, ldc, add);
+    const int width = round_up(used);
+    Floats edge(new float[(int64_t)M * width]);
+    for (int m = 0; add && m < M; ++m) std::memcpy(&edge[(int64_t)m * width], C + m * ldc, used * sizeof(float));
+    times(n, M, A, row, step, edge.get(), width, add);
+    for (int m = 0; m < M; ++m) std::memcpy(C + m * ldc, &edge[(int64_t)m * width], used * sizeof(float));
+  }
+};
+
+}  // namespace
