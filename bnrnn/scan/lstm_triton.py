@@ -74,9 +74,13 @@ class Workspace:
             self.buffers["running"] = torch.empty(T, dtype=torch.int32, device=kind.device)
 
     def run(self, name: str, steps: Callable[["Workspace"], None]) -> None:
-        """Launch the steps: plainly the first time, which compiles them; as a captured graph from the second on."""
+        """Launch the steps: plainly the first time, which compiles them; as a captured graph from the second on.
+
+        Inside a graph that somebody else captures they are launched plainly into that one.
+        """
         self.uses[name] = self.uses.get(name, 0) + 1
-        if self.kind.device.type != "cuda" or self.uses[name] == 1:
+        on_gpu = self.kind.device.type == "cuda"
+        if not on_gpu or self.uses[name] == 1 or torch.cuda.is_current_stream_capturing():
             return steps(self)
         if name not in self.graphs:
             self.graphs[name] = torch.cuda.CUDAGraph()
@@ -237,7 +241,7 @@ def triton_scan(
         with_grad=torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs),
         eps=eps,
         low=product_dtype if product_dtype != torch.float32 else None,
-        tf32=torch.get_float32_matmul_precision() != "highest",
+        tf32=torch.backends.cuda.matmul.fp32_precision == "tf32",  # what torch.set_float32_matmul_precision sets too
     )
     lease = Lease(kind)
     assert lease.workspace is not None
