@@ -10,6 +10,8 @@ import torch
 
 from bnrnn.errors import BnrnnError
 
+MODEL = "model.pt"  # of a finished run: the selected weights, with population statistics
+
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write atomically, so that a kill leaves the previous checkpoint."""

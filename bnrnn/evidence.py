@@ -10,11 +10,16 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
+from bnrnn import checkpoint
 from bnrnn.errors import BnrnnError
 from bnrnn.log import read_jsonl
+from bnrnn.metrics import from_loss
 from bnrnn.results import FILE, Result, config_hash, config_record
+from bnrnn.search import apply_trial
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 class Run:
     """A finished run: its result, its records, and whether its recipe has changed since."""
 
+    folder: Path
     overrides: dict[str, str]
     budget: str
     result: Result
@@ -48,19 +54,57 @@ class Run:
         name += "" if precision == "float32" else f", {precision}"
         return name if num_threads == 1 else f"{name}, {num_threads} threads"
 
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """What a trial of a random search drew, by key."""
+        search = self.result.config.get("search", {})
+        return {key: self._configured(key) for key in search.get("draws", {})}
+
+    def _configured(self, key: str) -> Any:
+        value: Any = self.result.config
+        for part in key.split("."):
+            value = value[part]
+        return value
+
+    def in_grid(self, key: str) -> bool:
+        """Whether it is a cell of the experiment, of any seed and length, with no override beyond."""
+        grid, own = sweep(key), {k: v for k, v in self.overrides.items() if k != "seed" and not k.startswith("budget.")}
+        return all(v in grid.get(k, []) for k, v in own.items())
+
+    @property
+    def full_length(self) -> bool:
+        """Whether it has the paper's length."""
+        return self.budget == "paper" and not any(k.startswith("budget.") for k in self.overrides)
+
+    @property
+    def metric(self) -> str:
+        """What people read of it: ppl, bpc or accuracy."""
+        return next((m for m in ("ppl", "bpc") if f"valid/{m}" in self.result.metrics), "accuracy")
+
     def series(self, metric: str) -> dict[int, float]:
         """The metric by update. What is recorded every few updates in training is averaged over the time between
-        evaluations, as a paper's curve per epoch is."""
-        if not metric.startswith("train/"):
+        evaluations, as a paper's curve per epoch is; `train/ppl` and `train/bpc` are those of the average loss."""
+        split, name = metric.split("/") if "/" in metric else ("", metric)
+        if split != "train":
             return {int(r["update"]): r[metric] for r in self.records if metric in r}
-        series, window = {}, []
+        recorded = "train/loss" if name in ("ppl", "bpc") else metric
+        series, total, seen, counted = {}, 0.0, 0, 0
         for record in self.records:
-            if metric in record:
-                window.append(record[metric])
-            elif window:
-                series[int(record["update"])] = sum(window) / len(window)
-                window = []
+            update = int(record["update"])
+            if recorded in record:
+                total, seen = total + record[recorded] * (update - seen), update
+            elif seen > counted:
+                average = total / (seen - counted)
+                series[update] = from_loss(name, average).get(name, average)
+                total, counted = 0.0, seen
         return series
+
+    def measured(self, metric: str) -> float:
+        """One number: `train/...` of the best epoch; else of the selected model, with population statistics if both
+        kinds were measured."""
+        if metric.startswith("train/"):
+            return min(self.series(metric).values())
+        return self.result.metrics.get(f"{metric}_population_statistics", self.result.metrics[metric])
 
     def reached(self, metric: str, level: float) -> tuple[float, float] | None:
         """Update and seconds of the first evaluation with at least this much."""
@@ -120,8 +164,8 @@ def load_runs(key: str, results_dir: Path) -> list[Run]:
         overrides = result.overrides
         budget = path.parent.parent.name
         recipe = compose_config(f"experiment={key}", f"budget={budget}", *(f"{k}={v}" for k, v in overrides.items()))
-        stale = config_hash(config_record(recipe)) != result.config_hash
-        runs.append(Run(overrides, budget, result, read_jsonl(path.parent / "metrics.jsonl"), stale))
+        stale = config_hash(config_record(apply_trial(recipe))) != result.config_hash
+        runs.append(Run(path.parent, overrides, budget, result, read_jsonl(path.parent / "metrics.jsonl"), stale))
     grid = sweep(key)
 
     def place(run: Run) -> list[int]:
@@ -149,3 +193,32 @@ def longest(runs: Iterable[Run]) -> list[Run]:
         if cell not in kept or run.result.updates > kept[cell].result.updates:
             kept[cell] = run
     return list(kept.values())
+
+
+def load_trained(run: Run, data_dir: str) -> tuple[nn.Module, Any]:
+    """The selected model of a run, ready for evaluation with its population statistics, and its data."""
+    saved = checkpoint.load(run.folder / checkpoint.MODEL)
+    if saved is None:
+        raise BnrnnError(
+            f"{run.folder / checkpoint.MODEL} is missing: models are not part of the repository. Remove "
+            f"{run.folder} and train it again, or give other runs"
+        )
+    recipe = OmegaConf.create({**run.result.config, "data_dir": data_dir})
+    data = instantiate(recipe.data, data_dir=data_dir)
+    model = instantiate(recipe.model, input_size=data.input_size, output_size=data.output_size, t_max=data.t_max)
+    model.load_state_dict(saved["model"])
+    return model.eval(), data
+
+
+def trained_runs(key: str, results_dir: Path) -> list[Run]:
+    """The longest finished runs of an experiment whose models are at hand, for analyses.
+
+    Raises BnrnnError if there is none.
+    """
+    runs = [run for run in load_runs(key, results_dir) if (run.folder / checkpoint.MODEL).exists() and not run.stale]
+    if not runs:
+        raise BnrnnError(
+            f"{results_dir / key} has no finished run with its model: train {key} first, into {results_dir}"
+        )
+    most = max(run.result.updates for run in runs)
+    return [run for run in runs if run.in_grid(key) and run.result.updates == most]

@@ -1,11 +1,16 @@
 """Weight initialisation as the papers and their code have it."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer
+
+if TYPE_CHECKING:
+    from bnrnn.model import SequenceModel
 
 
 def orthogonal(num_in: int, num_out: int) -> Float[Tensor, "num_out num_in"]:
@@ -15,11 +20,7 @@ def orthogonal(num_in: int, num_out: int) -> Float[Tensor, "num_out num_in"]:
 
 @torch.no_grad()
 def init_cooijmans(
-    layer: RecurrentLayer,
-    head: nn.Linear,
-    hidden: str = "orthogonal",
-    per_gate: bool = False,
-    forget_bias: float = 1.0,
+    model: "SequenceModel", hidden: str = "orthogonal", per_gate: bool = False, forget_bias: float = 1.0
 ) -> None:
     """Initialisation of the released code of Cooijmans et al. 2016.
 
@@ -31,24 +32,61 @@ def init_cooijmans(
     """
     if hidden not in ("identity", "orthogonal"):
         raise BnrnnError(f"init.hidden is {hidden!r}: use 'identity' or 'orthogonal'")
-    size, gates = layer.hidden_size, layer.num_gates
-    g = 2 if gates == 4 else 0  # the candidate's place in i f g o; a plain RNN is nothing else
-    layer.weight_ih.copy_(_blocks(layer.input_size, size, gates, per_gate))
-    if hidden == "orthogonal":
-        layer.weight_hh.copy_(_blocks(size, size, gates, per_gate))
-    else:
-        others = [k for k in range(gates) if k != g]
-        blocks = layer.weight_hh.view(gates, size, size)
-        blocks[g] = torch.eye(size)
-        if others:
-            blocks[others] = _blocks(size, size, len(others), per_gate).view(-1, size, size)
-    bias = getattr(layer, "bias", None)
-    if bias is not None:
-        bias.zero_()
-        if gates == 4:
-            bias[size : 2 * size] = forget_bias
-    head.weight.copy_(orthogonal(head.in_features, head.out_features))
-    head.bias.zero_()
+    for layer in _layers(model):
+        size, gates = layer.hidden_size, layer.num_gates
+        g = 2 if gates == 4 else 0  # the candidate's place in i f g o; a plain RNN is nothing else
+        layer.weight_ih.copy_(_blocks(layer.input_size, size, gates, per_gate))
+        if hidden == "orthogonal":
+            layer.weight_hh.copy_(_blocks(size, size, gates, per_gate))
+        else:
+            others = [k for k in range(gates) if k != g]
+            blocks = layer.weight_hh.view(gates, size, size)
+            blocks[g] = torch.eye(size)
+            if others:
+                blocks[others] = _blocks(size, size, len(others), per_gate).view(-1, size, size)
+        bias = getattr(layer, "bias", None)
+        if bias is not None:
+            bias.zero_()
+            if gates == 4:
+                bias[size : 2 * size] = forget_bias
+    model.head.weight.copy_(orthogonal(model.head.in_features, model.head.out_features))
+    model.head.bias.zero_()
+
+
+@torch.no_grad()
+def init_uniform(model: "SequenceModel", bound: float) -> None:
+    """Everything uniform in ±bound, embedding and biases too (Zaremba et al. 2014, arXiv:1409.2329, and their code).
+
+    Scales of normalizations keep their own start; shifts, which the bias of a normalized product is, begin with 0 (L4).
+    """
+    for layer in _layers(model):
+        bias = getattr(layer, "bias", None)
+        if bias is not None:
+            width = 0.0 if hasattr(layer, "bn_ih") else bound
+            nn.init.uniform_(bias, -width, width)
+    embedding = [] if model.embedding is None else [model.embedding.weight]
+    matrices = [w for layer in _layers(model) for w in (layer.weight_ih, layer.weight_hh)]
+    for parameter in [*embedding, *matrices, model.head.weight, model.head.bias]:
+        nn.init.uniform_(parameter, -bound, bound)
+
+
+@torch.no_grad()
+def init_glorot(model: "SequenceModel") -> None:
+    """Embedding N(0, 1), other matrices Glorot's, gate by gate, biases 0 (Laurent et al. 2015, appendix A)."""
+    for layer in _layers(model):
+        for weight in (layer.weight_ih, layer.weight_hh):
+            for block in weight.chunk(layer.num_gates):
+                nn.init.xavier_uniform_(block)
+    nn.init.xavier_uniform_(model.head.weight)
+    if model.embedding is not None:
+        nn.init.normal_(model.embedding.weight)
+    for bias in [model.head.bias, *(getattr(layer, "bias", None) for layer in _layers(model))]:
+        if bias is not None:
+            nn.init.zeros_(bias)
+
+
+def _layers(model: "SequenceModel") -> list[RecurrentLayer]:
+    return list(model.layer.layers)  # pyright: ignore[reportReturnType]: a ModuleList forgets its type
 
 
 def _blocks(num_in: int, size: int, gates: int, per_gate: bool) -> Tensor:

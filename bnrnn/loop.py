@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -18,7 +18,16 @@ from bnrnn.checkpoint import random_state, set_random_state
 from bnrnn.data.base import Batch, SequenceData
 from bnrnn.log import RunLog
 from bnrnn.metrics import Scores, cross_entropy
-from bnrnn.norm import batch_statistics, estimate_population_statistics
+from bnrnn.norm import batch_statistics, collecting_statistics
+from bnrnn.optim import learning_rate
+
+
+def outputs(model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits and targets of each batch, the state carried on where the batches say so."""
+    state = None
+    for batch in batches:
+        logits, state = model(batch.inputs, state if batch.carried else None, batch.t_start)
+        yield logits, batch.targets
 
 
 class Interrupted(SystemExit):
@@ -63,6 +72,7 @@ class TrainState:
     seconds: float = 0.0  # spent in updates
     window: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))  # sums since the last record
     loss: float = math.nan  # in the last record
+    carried: tuple[Tensor, ...] = ()  # where the sequences of the last update ended
     best: dict[str, Any] | None = None  # update, metrics and weights of the best evaluation
     diverged: bool = False
 
@@ -107,6 +117,7 @@ class Trainer:
         """
         cfg, state, last_saved = self.cfg, self.state, time.monotonic()
         state.window = state.window.to(self.device)  # stays there: reading it at every update would stall a GPU
+        state.carried = tuple(s.to(self.device) for s in state.carried)
         batches = self._training_batches()
         self.model.train()
         with self.log.bar(cfg.budget.updates, initial=state.update) as bar:
@@ -146,13 +157,19 @@ class Trainer:
 
     def _update(self, batch: Batch) -> Tensor:
         """One optimizer step; returns (loss, gradient norm, 1) to be summed."""
-        batch = batch.to(self.device)
+        cfg, state, batch = self.cfg, self.state, batch.to(self.device)
+        if cfg.lr_decay is not None:
+            epoch = state.update // self.data.num_batches("train", cfg.batch_size)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(cfg.optim.lr, epoch, **cfg.lr_decay)
         self.optimizer.zero_grad()
         with self._precision():
-            loss = cross_entropy(self.model(batch.inputs), batch.targets)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.grad_clip)
+            logits, carried = self.model(batch.inputs, state.carried if batch.carried else None, batch.t_start)
+            loss = cross_entropy(logits, batch.targets)
+        (loss * len(logits) if cfg.sum_over_time else loss).backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), cfg.grad_clip or math.inf)
         self.optimizer.step()
+        state.carried = tuple(s.detach() for s in carried)
         return torch.stack([loss.detach(), norm, torch.ones_like(norm)]).double()
 
     def _precision(self) -> torch.autocast:
@@ -173,43 +190,61 @@ class Trainer:
     def _evaluate_if_due(self) -> None:
         """Validate with batch statistics, as the authors' model selection did (D7), and keep the best model."""
         state = self.state
-        budget = self.cfg.budget
-        due = state.update % budget.eval_every == 0 or state.update == budget.updates
-        if not due or state.evaluated == state.update:
+        if not self._evaluation_is_due() or state.evaluated == state.update:
             return
         with batch_statistics(self.model):
             metrics = self.evaluate("valid")
         self._record(metrics)
         state.evaluated = state.update
-        if state.best is None or metrics["valid/accuracy"] > state.best["metrics"]["valid/accuracy"]:
+        if state.best is None or self._better(metrics, state.best["metrics"]):
             weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
             state.best = {"update": state.update, "metrics": metrics, "model": weights}
-        self.log.say(f"update {state.update}: {self._summary()}, now {metrics['valid/accuracy']:.4f}")
+        self.log.say(f"update {state.update}: {self._summary()}, now {metrics[f'valid/{self.data.metric}']:.4f}")
+
+    def _evaluation_is_due(self) -> bool:
+        budget = self.cfg.budget
+        return self.state.update % budget.eval_every == 0 or self.state.update == budget.updates
+
+    def _better(self, metrics: dict[str, float], best: dict[str, float]) -> bool:
+        key = f"valid/{self.data.selects_by}"
+        return metrics[key] < best[key] if self.data.selects_by == "loss" else metrics[key] > best[key]
 
     def _summary(self) -> str:
-        state = self.state
+        state, metric = self.state, self.data.metric
         parts = [f"loss {state.loss:.3f}"] if math.isfinite(state.loss) else []
         if state.best is not None:
-            parts.append(f"best valid accuracy {state.best['metrics']['valid/accuracy']:.4f} @ {state.best['update']}")
+            parts.append(f"best valid {metric} {state.best['metrics'][f'valid/{metric}']:.4f} @ {state.best['update']}")
         return ", ".join(parts)
 
     def evaluate(self, split: str) -> dict[str, float]:
-        """`<split>/loss` and `<split>/accuracy` in evaluation mode, without touching the random generators."""
+        """`<split>/loss`, `<split>/accuracy` and the data's metric, in evaluation mode."""
+        means = self._score(*self._pass(split, self.cfg.batch_size), split)
+        return {f"{split}/{name}": value for name, value in means.items()}
+
+    def evaluate_extra(self) -> dict[str, float]:
+        """The other ways to measure the test split: `test/<metric>_<name>`."""
+        extra = {name: self._score(*test, name) for name, test in self.data.extra_tests().items()}
+        return {f"test/{key}_{name}": value for name, means in extra.items() for key, value in means.items()}
+
+    def _score(self, total: int, batches: Iterator[Batch], what: str) -> dict[str, float]:
         scores = Scores()
         with self._measuring():
-            for batch in self._pass(split, self.cfg.batch_size, self.cfg.budget.eval_batches, split):
-                scores.add(self.model(batch.inputs), batch.targets)
-        return {f"{split}/{name}": value for name, value in scores.means().items()}
+            limited = self._limited(total, batches, self.cfg.budget.eval_batches, what)
+            for logits, targets in outputs(self.model, limited):
+                scores.add(logits, targets)
+        return scores.means(self.data.metric)
 
     def estimate_population_statistics(self) -> None:
-        """One exact pass over the shuffled training set."""
-        with self._measuring():
-            most, what = self.cfg.budget.population_batches, "population statistics"
-            passes = self._pass("train", self.cfg.population_batch_size, most, what)
-            estimate_population_statistics(self.model, (batch.inputs for batch in passes))
+        """One exact pass over the training set, in the order of an epoch."""
+        passes = self._pass("train", self.cfg.population_batch_size)
+        with self._measuring(), collecting_statistics(self.model):
+            limited = self._limited(*passes, self.cfg.budget.population_batches, "population statistics")
+            for _ in outputs(self.model, limited):
+                pass
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
+        """In evaluation mode, with random generators that are seeded here and put back."""
         devices = [self.device] if self.device.type == "cuda" else []
         was_training = self.model.training
         with torch.no_grad(), torch.random.fork_rng(devices), self._precision():
@@ -220,11 +255,13 @@ class Trainer:
             finally:
                 self.model.train(was_training)
 
-    def _pass(self, split: str, batch_size: int, most: int | None, what: str) -> Iterator[Batch]:
-        total = self.data.num_batches(split, batch_size)
-        total = total if most is None else min(most, total)
+    def _pass(self, split: str, batch_size: int) -> tuple[int, Iterator[Batch]]:
         shuffled = torch.Generator().manual_seed(self.cfg.seed) if split == "train" else None
-        batches = zip(range(total), self.data.batches(split, batch_size, shuffled), strict=False)
-        for _, batch in self.log.track(batches, total, what):
+        return self.data.num_batches(split, batch_size), self.data.batches(split, batch_size, shuffled)
+
+    def _limited(self, total: int, batches: Iterator[Batch], most: int | None, what: str) -> Iterator[Batch]:
+        """The first `most` batches, on the device, with a bar."""
+        total = total if most is None else min(most, total)
+        for _, batch in self.log.track(zip(range(total), batches, strict=False), total, what):
             self.stop.check()
             yield batch.to(self.device)

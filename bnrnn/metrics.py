@@ -16,6 +16,12 @@ def cross_entropy(logits: Float[Tensor, "T B V"], targets: Int[Tensor, "T B"]) -
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
 
 
+def from_loss(metric: str, loss: float) -> dict[str, float]:
+    """{metric: value} where it is a function of the loss: `bpc`, bits per character, or `ppl`, perplexity per word."""
+    functions = {"bpc": lambda nats: nats / math.log(2), "ppl": lambda nats: math.exp(min(nats, 700.0))}
+    return {metric: functions[metric](loss)} if metric in functions else {}
+
+
 @dataclass
 class Scores:
     """Sums over batches, so that a mean over a split does not depend on how it was cut."""
@@ -32,8 +38,9 @@ class Scores:
         self.correct += int((logits.argmax(-1) == targets).sum())
         self.count += len(targets)
 
-    def means(self) -> dict[str, float]:
-        """`loss` in nats and `accuracy` in 0-1."""
+    def means(self, metric: str = "accuracy") -> dict[str, float]:
+        """`loss` in nats, `accuracy` in 0-1, and the metric that people read."""
         if self.count == 0:
-            return {"loss": math.nan, "accuracy": math.nan}
-        return {"loss": self.loss / self.count, "accuracy": self.correct / self.count}
+            return {"loss": math.nan, "accuracy": math.nan, metric: math.nan}
+        loss = self.loss / self.count
+        return {"loss": loss, "accuracy": self.correct / self.count, **from_loss(metric, loss)}

@@ -209,6 +209,22 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
             norm.use_batch_statistics = False
 
 
+@contextmanager
+def shared_statistics(model: nn.Module) -> Iterator[None]:
+    """Inside, population statistics are the same at every time step: the average of those of all steps."""
+    norms = _norms(model)
+    kept = [(norm.pop_mean.clone(), norm.pop_var.clone()) for norm in norms]
+    for norm in norms:
+        norm.pop_mean.copy_(norm.pop_mean.mean(0).expand_as(norm.pop_mean))
+        norm.pop_var.copy_(norm.pop_var.mean(0).expand_as(norm.pop_var))
+    try:
+        yield
+    finally:
+        for norm, (mean, var) in zip(norms, kept, strict=True):
+            norm.pop_mean.copy_(mean)
+            norm.pop_var.copy_(var)
+
+
 @torch.no_grad()
 def estimate_population_statistics(model: nn.Module, inputs: Iterable[Any]) -> None:
     """Fill every `pop_mean` and `pop_var` of the model from one exact pass over `inputs` (the training set).
@@ -216,13 +232,20 @@ def estimate_population_statistics(model: nn.Module, inputs: Iterable[Any]) -> N
     Cooijmans et al. 2016, section 3: the average over minibatches of their estimates, per time step. The model runs in
     evaluation mode (no dropout) with batch statistics, and is left in the mode it was in.
     """
+    with collecting_statistics(model):
+        for x in inputs:
+            model(x)
+
+
+@contextmanager
+def collecting_statistics(model: nn.Module) -> Iterator[None]:
+    """`estimate_population_statistics` for batches that the caller feeds, such as those that carry a state on."""
     norms, was_training = _norms(model), model.training
     model.eval()
     for norm in norms:
         norm.average = PopulationAverage(norm)
     try:
-        for x in inputs:
-            model(x)
+        yield
         for norm in norms:
             assert norm.average is not None
             norm.average.write(norm)

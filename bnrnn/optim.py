@@ -1,4 +1,4 @@
-"""Optimizers that torch has only in another form."""
+"""Optimizers that torch has only in another form, and the papers' schedule of the learning rate."""
 
 from collections.abc import Iterable
 
@@ -39,3 +39,11 @@ class RMSProp(torch.optim.Optimizer):
         if momentum:
             step = state["velocity"].mul_(momentum).add_(step)
         p.add_(step, alpha=-lr)
+
+
+def learning_rate(lr: float, epoch: int, after: int, divisor: float | int) -> float:
+    """lr / divisor^k, k the number of epochs begun since the first `after` were done; epochs count from 0.
+
+    Laurent et al. 2015, section 4.2.2: "divided by 2 every epoch after the 6th" makes epoch 7 the first with less.
+    """
+    return lr / divisor ** max(0, epoch + 1 - after)

@@ -17,7 +17,13 @@ from bnrnn.evidence import Run, load_claim, load_runs, longest, sweep
 COLORS = ["#4c6a92", "#d1603d", "#5b8c5a", "#8d6a9f", "#c9a227"]
 LABELS = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "input_bn_lstm": "input-BN LSTM", "rnn": "RNN", "bn_rnn": "BN-RNN",
           "smnist": "sequential MNIST", "pmnist": "permuted MNIST (authors' 501 pixels)",
-          "pmnist_permutation": "permuted MNIST (true permutation)", "digits": "8x8 digits, pixel by pixel",
+          "pmnist_permutation": "permuted MNIST (true permutation)", "ptb_char": "Penn Treebank, characters",
+          "text8": "text8", "text8_prefix": "text8, its beginning", "bn_rnn_gamma1": "BN-RNN",
+          "best_rnn": "RNN, its best setting", "best_bn_rnn": "BN-RNN, its best setting",
+          "small": "Penn Treebank, words, small", "medium": "Penn Treebank, words, medium",
+          "large": "Penn Treebank, words, large", "train/ppl": "training perplexity",
+          "valid/ppl": "validation perplexity (batch statistics)",
+          "valid/bpc": "validation bits per character (batch statistics)", "digits": "8x8 digits, pixel by pixel",
           "valid/accuracy": "validation accuracy (batch statistics)", "train/loss": "training cross-entropy (nats)",
           "valid/loss": "validation cross-entropy (nats)"}  # fmt: skip
 
@@ -82,7 +88,7 @@ def draw_panel(
 
 def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -> None:
     """The figure of a claim: one panel a dataset, and below it the time of our runs if the claim asks for it."""
-    claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale]
+    claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale and run.in_grid(key)]
     rows = sweep(key)[claim["rows"]]
     cols = [c for c in sweep(key)[claim["cols"]] if any(r.overrides[claim["cols"]] == c for r in runs)]
     height, width = 2 if "reach" in curve else 1, max(1, len(cols))
@@ -93,7 +99,7 @@ def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -
 
     for column, col in zip(axes.T, cols, strict=False):
         mine = [run for run in runs if run.overrides[claim["cols"]] == col]
-        points = {row: of_row[col] for row, of_row in curve["points"].items() if col in of_row}
+        points = {row: of_row[col] for row, of_row in curve.get("points", {}).items() if col in of_row}
         draw_panel(column[0], longest(mine), rows, at, curve["metric"], points)
         column[0].set_title(label(col), fontsize=10)
         for ax in column[1:]:
@@ -149,6 +155,39 @@ def draw_tanh_derivative(result: dict[str, Any], points: dict[str, dict[float, f
     ax.set(xlabel="standard deviation of the input", ylabel="derivative of tanh", xlim=(0, 1.01), ylim=(0, 1.01))
     ax.grid(alpha=0.25)
     ax.legend(frameon=False, fontsize=8, loc="lower left")
+    save(fig, path)
+
+
+def draw_lengths(result: dict[str, Any], claim: dict[str, Any], path: Path) -> None:
+    """Fig. 3b: bits per character by length of the segments, ours as lines and the paper's as open circles."""
+    fig, ax = plt.subplots(figsize=(8, 4.5))
+    for color, (name, by_seed) in zip(COLORS, result["bpc"].items(), strict=False):
+        for values in by_seed.values():
+            ax.plot(result["lengths"], values, color=color, alpha=0.35, linewidth=0.8)
+        means = [mean(values) for values in zip(*by_seed.values(), strict=True)]
+        ax.plot(result["lengths"], means, color=color, linewidth=2, label=f"{name}, ours (n={len(by_seed)})")
+        ax.plot(
+            claim["lengths"], claim["points"][name], "o", color=color, markerfacecolor="none", label=f"{name}, paper"
+        )
+    ax.set(xlabel="symbols of a segment", ylabel="test bits per character")
+    ax.set_title(f"Ours after {result['updates']:,} updates, the paper's selected from 39,550", fontsize=10)
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save(fig, path)
+
+
+def draw_population_statistics(
+    statistics: dict[str, list[list[float]]], titles: dict[str, str], axes: dict[str, list[float]], path: Path
+) -> None:
+    """Fig. 5: a line a unit over time steps; dashed, the range of the paper's axis."""
+    fig, panels = plt.subplots(2, 2, figsize=(11, 7))
+    for ax, (name, units) in zip(panels.flat, statistics.items(), strict=True):
+        for unit in units:
+            ax.plot(unit, linewidth=0.8, alpha=0.8)
+        for limit in axes[name]:
+            ax.axhline(limit, color="black", linestyle="--", linewidth=0.8)
+        ax.set(xlabel="time step", title=titles[name])
+        ax.grid(alpha=0.25)
     save(fig, path)
 
 

@@ -41,6 +41,7 @@ class Result:
     environment: dict[str, Any]
     config_hash: str
     config: dict[str, Any]
+    data: str = ""  # what was read
 
     def write(self, run_dir: Path) -> None:
         write_json(run_dir / FILE, dataclasses.asdict(self))
@@ -63,7 +64,8 @@ def config_record(cfg: DictConfig) -> dict[str, Any]:
     for key in WHERE:
         record.pop(key, None)
     record["data"].pop("data_dir", None)
-    return {str(k): v for k, v in record.items()}
+    # A switch of the root that is null is off, and leaves what was made before there was one what it is.
+    return {str(k): v for k, v in record.items() if v is not None}
 
 
 def config_hash(record: dict[str, Any]) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from bnrnn.errors import BnrnnError
-from bnrnn.layers.base import RecurrentLayer, State, check_finite
+from bnrnn.layers.base import RecurrentLayer, State, check_values
 from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.input_bn_lstm import InputBNLSTM
 from bnrnn.layers.lstm import LSTM as PlainLSTM
@@ -23,8 +23,9 @@ NORMS = {"batch": BNLSTM, "input_batch": InputBNLSTM}
 class Stack(nn.Module):
     """Layers of any kind on top of each other: `y, state = stack(x, state=None, t_start=0, lengths=None)`.
 
-    x is (T, B, I), y (T, B, D H) with D = 2 if bidirectional and 1 if not. The state is a tuple of (num_layers D, B, H)
-    each, zeros if not given, in torch.nn.LSTM's order: forward and backward direction of the lowest layer first.
+    x is (T, B, I), or (T, B) integers that stand for one-hot rows of I; y is (T, B, D H) with D = 2 if bidirectional
+    and 1 if not. The state is a tuple of (num_layers D, B, H) each, zeros if not given, in torch.nn.LSTM's order:
+    forward and backward direction of the lowest layer first.
 
     Args:
         layer: builds one layer of one direction from (input_size, hidden_size, t_max=...).
@@ -62,7 +63,7 @@ class Stack(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "T B I"],
+        x: Float[Tensor, "T B I"] | Int[Tensor, "T B"],
         state: State | None = None,
         t_start: int = 0,
         lengths: Tensor | list[int] | None = None,
@@ -79,22 +80,24 @@ class Stack(nn.Module):
         if t_start and self.bidirectional:
             raise BnrnnError(f"t_start={t_start}: a bidirectional stack needs the whole sequence at once")
         if state is None:
-            state = tuple(x.new_zeros(len(self.layers), x.shape[1], self.hidden_size) for _ in self.state_names)
+            like = x if x.is_floating_point() else self.layers[0].weight_hh
+            state = tuple(like.new_zeros(len(self.layers), x.shape[1], self.hidden_size) for _ in self.state_names)
         self._check_state(state, x.shape[1])
         lengths = None if lengths is None else _checked_lengths(lengths, *x.shape[:2])
         if lengths is None or lengths.min() == len(x):
-            check_finite(x)
+            check_values(x, self.input_size)
             return self._run(x, state, t_start, None)
-        padding = (torch.arange(len(x))[:, None] >= lengths).to(x.device)[..., None]  # (T, B, 1)
+        padding = (torch.arange(len(x))[:, None] >= lengths).to(x.device)  # (T, B)
         order = lengths.argsort(descending=True, stable=True)
         lengths = lengths[order]
         given, back = order.to(x.device), order.argsort().to(x.device)
-        x = x.masked_fill(padding, 0)  # or a NaN there would reach the gradients of the weights, as 0 times NaN
-        check_finite(x)
+        # Or a NaN there would reach the gradients of the weights, as 0 times NaN.
+        x = x.masked_fill(padding if x.dim() == 2 else padding[..., None], 0)
+        check_values(x, self.input_size)
         state = tuple(s.index_select(1, given) for s in state)
         y, state = self._run(x[: int(lengths[0])].index_select(1, given), state, t_start, lengths)
         y = F.pad(y.index_select(1, back), (0, 0, 0, 0, 0, len(x) - len(y)))
-        return y.masked_fill(padding, 0), tuple(s.index_select(1, back) for s in state)
+        return y.masked_fill(padding[..., None], 0), tuple(s.index_select(1, back) for s in state)
 
     def _run(self, x: Tensor, state: State, t_start: int, lengths: Tensor | None) -> tuple[Tensor, State]:
         """All layers, where lengths begin with T and never increase; what y holds in the padding has no meaning."""
@@ -125,13 +128,13 @@ class Stack(nn.Module):
             raise BnrnnError(f"the state must be ({names}), each of shape {expected}; got shapes {found}")
 
 
-def reverse(x: Float[Tensor, "T B F"], lengths: Int[Tensor, " B"] | None = None) -> Float[Tensor, "T B F"]:
+def reverse(x: Shaped[Tensor, "T B *F"], lengths: Int[Tensor, " B"] | None = None) -> Shaped[Tensor, "T B *F"]:
     """Every sequence backwards; padding stays where it is, at the end."""
     if lengths is None:
         return x.flip(0)
     t = torch.arange(len(x), device=x.device)[:, None]
     source = torch.where(t < lengths, lengths - 1 - t, t)  # (T, B)
-    return x.gather(0, source[..., None].expand_as(x))
+    return x.gather(0, (source if x.dim() == 2 else source[..., None]).expand_as(x))
 
 
 def _checked_lengths(lengths: Tensor | list[int], T: int, B: int) -> Int[Tensor, " B"]:
@@ -235,7 +238,7 @@ class LSTM(Stack):
         if data.dim() != 2 or data.shape[1] != self.input_size:
             raise BnrnnError(f"LSTM expects packed frames (N, {self.input_size}), got shape {tuple(data.shape)}")
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))  # without its indices: longest first
-        check_finite(x if back is None else x.index_select(1, back))
+        check_values(x if back is None else x.index_select(1, back), self.input_size)
         if hx is None:
             state = tuple(x.new_zeros(len(self.layers), x.shape[1], self.hidden_size) for _ in self.state_names)
         else:

@@ -9,6 +9,17 @@ from bnrnn.evidence import Run, group, load_claim, load_runs, longest, sweep
 from bnrnn.results import write_json
 
 NONE = "–"
+UNITS = {"accuracy": "accuracy in %", "bpc": "bits per character", "ppl": "perplexity per word"}
+COLUMNS = [  # of a summary: title, and metric with {m} for what people read of the run
+    ("valid, batch", "valid/{m}"),
+    ("valid, population", "valid/{m}_population_statistics"),
+    ("valid, shared over time", "valid/{m}_shared_statistics"),
+    ("test, population", "test/{m}"),
+    ("test, shared over time", "test/{m}_shared_statistics"),
+    ("test, batch", "test/{m}_batch_statistics"),
+    ("test as one sequence", "test/{m}_one_sequence"),
+    ("test in segments of 1,000", "test/{m}_segments_1000"),
+]
 REACH = """The first evaluation with at least this accuracy: mean ± standard deviation of the runs that had one, n of
 how many. There is an evaluation every {every} updates; updates and seconds are rounded up to the next one. Seconds are
 wall-clock time in training updates, evaluation excluded, on machines that had other work at the same time: compare them
@@ -37,7 +48,7 @@ def render(key: str, results_dir: Path) -> str:
     parts += [f"## {title}\n\n{table}" for title, table in sections(key, claim, runs).items()]
     for curve in claim["curves"]:
         if "reach" in curve:
-            parts.append(f"## {curve['title']}: time to accuracy\n\n{render_reach(claim, curve, runs)}")
+            parts.append(f"## {curve['title']}: time to accuracy\n\n{render_reach(key, claim, curve, runs)}")
     parts += [f"![{curve['title']}]({curve['figure']}.png)\n" for curve in claim["curves"]]
     parts.append(f"## All finished runs\n\n{render_summary(runs)}")
     return "\n".join(parts)
@@ -52,30 +63,35 @@ def render_short(key: str, results_dir: Path) -> str:
 def sections(key: str, claim: dict[str, Any], runs: list[Run]) -> dict[str, str]:
     """Title and table of each comparison with the paper."""
     tables = {}
-    if "published" in claim:
-        tables[claim["title"] + ": published and ours at the paper's length"] = render_published(key, claim, runs)
+    for part in claim.get("published", []):
+        title = f"{claim['title']}, {part['what']}: published and ours at the paper's length"
+        tables[title] = render_published(key, claim, part, runs)
     for curve in claim["curves"]:
-        tables[curve["title"] + ": the paper's curve and ours at equal updates"] = render_curve(claim, curve, runs)
+        if "points" in curve:
+            title = curve["title"] + ": the paper's curve and ours at equal updates"
+            tables[title] = render_curve(key, claim, curve, runs)
     return tables
 
 
-def render_published(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
+def render_published(key: str, claim: dict[str, Any], part: dict[str, Any], runs: list[Run]) -> str:
     """Published, ours, difference and verdict of every cell; only runs of the paper's own length count."""
     planned = len(sweep(key)["seed"])
     rows = []
     for col in sweep(key)[claim["cols"]]:
-        for row in claim["published"]:
-            published = claim["published"][row][col]
-            cell = [r for r in runs if r.budget == "paper" and _at(r, claim, row, col)]
-            rows.append([f"`{row}`", f"`{col}`", f"{published}", *_verdict(cell, claim, published, planned)])
-    return markdown(["model", "data", "published", "ours", "difference", "verdict"], rows)
+        for row, published in part["cells"].items():
+            if col in published:
+                cell = [r for r in runs if r.full_length and _at(key, r, claim, row, col)]
+                verdict = _verdict(cell, part, published[col], planned)
+                rows.append([f"`{row}`", f"`{col}`", f"{published[col]}", *verdict])
+    return markdown([claim["rows"], claim["cols"], "published", "ours", "difference", "verdict"], rows)
 
 
-def _at(run: Run, claim: dict[str, Any], row: str, col: str) -> bool:
-    return run.overrides.get(claim["rows"]) == row and run.overrides.get(claim["cols"]) == col
+def _at(key: str, run: Run, claim: dict[str, Any], row: str, col: str) -> bool:
+    """Whether a run is one of this cell's, with nothing else changed."""
+    return run.in_grid(key) and run.overrides.get(claim["rows"]) == row and run.overrides.get(claim["cols"]) == col
 
 
-def _verdict(cell: list[Run], claim: dict[str, Any], published: float, planned: int) -> list[str]:
+def _verdict(cell: list[Run], part: dict[str, Any], published: float, planned: int) -> list[str]:
     """[ours, difference, verdict] of the runs of one cell."""
     if not cell:
         return [NONE, NONE, "not run at this length"]
@@ -84,18 +100,18 @@ def _verdict(cell: list[Run], claim: dict[str, Any], published: float, planned: 
     diverged = sum(run.result.status == "diverged" for run in cell)
     if diverged:
         return [NONE, NONE, f"{diverged} of {len(cell)} diverged"]
-    values = [claim["scale"] * run.result.metrics[claim["metric"]] for run in cell]
-    difference = mean(values) - published
-    verdict = "reproduced" if abs(difference) <= claim["tolerance"] else "differs"
-    return [spread(values, 2, planned), f"{difference:+.2f}", f"{verdict} (tolerance {claim['tolerance']})"]
+    values = [part.get("scale", 1) * run.measured(part["metric"]) for run in cell]
+    difference, digits = mean(values) - published, part["digits"]
+    verdict = "reproduced" if abs(difference) <= part["tolerance"] else "differs"
+    return [spread(values, digits, planned), f"{difference:+.{digits}f}", f"{verdict} (tolerance {part['tolerance']})"]
 
 
-def render_curve(claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
+def render_curve(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
     """Paper and ours at every update where both have a point."""
     rows = []
     for row, cols in curve["points"].items():
         for col, points in cols.items():
-            series = [r.series(curve["metric"]) for r in longest(runs) if not r.stale and _at(r, claim, row, col)]
+            series = [r.series(curve["metric"]) for r in longest(runs) if not r.stale and _at(key, r, claim, row, col)]
             for update, published in points.items():
                 values = [s[update] for s in series if update in s]
                 if values:
@@ -108,14 +124,14 @@ def render_curve(claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) 
     return markdown([claim["rows"], claim["cols"], "update", "paper", "ours", "difference"], rows)
 
 
-def render_reach(claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
+def render_reach(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
     """Updates and seconds to each accuracy, models side by side, a line an engine, since engines differ in speed."""
     models, runs = list(curve["points"]), [run for run in runs if not run.stale]
     rows = []
     for col, levels in curve["reach"].items():
         for engine in sorted({run.engine for run in runs}):
             kept = longest(run for run in runs if run.engine == engine)
-            cells = [[run for run in kept if _at(run, claim, model, col)] for model in models]
+            cells = [[run for run in kept if _at(key, run, claim, model, col)] for model in models]
             for level in levels:
                 times = [[time for run in cell if (time := run.reached(curve["metric"], level))] for cell in cells]
                 if any(times):
@@ -138,32 +154,39 @@ def _spread_reached(values: list[float], cell: list[Run]) -> str:
 
 def render_summary(runs: list[Run]) -> str:
     """What finished runs reached, a line for runs that differ by seed alone: nothing a paper has to agree with."""
+    if not runs:
+        return "No run has finished yet.\n"
+    columns = [c for c in COLUMNS if any(c[1].format(m=run.metric) in run.result.metrics for run in runs)]
     rows = []
     for (budget, cell), members in group(runs).items():
-        finished = [run.result.metrics for run in members if run.result.status == "finished"]
-
-        def column(metric: str, finished: list[dict[str, float]] = finished) -> str:
-            return spread([100 * m[metric] for m in finished if metric in m], 1)
-
+        finished = [run for run in members if run.result.status == "finished"]
         notes = [f"{len(members) - len(finished)} diverged"] if len(finished) < len(members) else []
         notes += ["stale"] if any(run.stale for run in members) else []
         rows.append(
             [
-                " ".join(f"{k.split('.')[-1]}={v}" for k, v in cell),
+                " ".join(f"{k.split('.')[-1]}={v}" for k, v in [*cell, *members[0].drawn.items()]),
                 budget,
                 f"{max(run.result.updates for run in members):,}",
-                column("valid/accuracy"),
-                column("test/accuracy"),
-                column("test/accuracy_batch_statistics"),
+                *(_summarize(finished, name) for _, name in columns),
                 f"{mean(run.seconds_per_update for run in members):.3f}",
                 ", ".join(sorted({run.engine for run in members})),
                 ", ".join(notes),
             ]
         )
-    if not rows:
-        return "No run has finished yet.\n"
-    header = ["run", "budget", "updates", "valid %", "test %, population", "test %, batch", "s / update", "engine", ""]
-    return markdown(header, rows)
+    units = ", ".join(UNITS[m] for m in UNITS if any(run.metric == m for run in runs))
+    header = ["run", "budget", "updates", *(title for title, _ in columns), "s / update", "engine", ""]
+    data = "".join(f"\nData: {text}.\n" for text in sorted({run.result.data for run in runs} - {""}))
+    statistics = "batch and population name the statistics that batch normalization used"
+    return f"Measured are {units}; {statistics}.\n{data}\n{markdown(header, rows)}"
+
+
+def _summarize(finished: list[Run], name: str) -> str:
+    """Mean and spread of a metric, whose name has {m} in place of what people read of a run."""
+    if not finished:
+        return NONE
+    scale, digits = {"accuracy": (100, 1), "bpc": (1, 3), "ppl": (1, 1)}[finished[0].metric]
+    named = [(run.result.metrics, name.format(m=run.metric)) for run in finished]
+    return spread([scale * metrics[key] for metrics, key in named if key in metrics], digits)
 
 
 def publish(

@@ -21,15 +21,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn import checkpoint
+from bnrnn.data.base import SequenceData
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.log import RunLog, say, start_wandb
 from bnrnn.loop import Stop, Trainer, TrainState
-from bnrnn.norm import batch_statistics, has_batch_norm
+from bnrnn.norm import batch_statistics, has_batch_norm, shared_statistics
 from bnrnn.results import FILE, Result, check_same_config, config_hash, config_record, environment, git_commit
 from bnrnn.scan import set_backend
+from bnrnn.search import apply_trial
 
 CHECKPOINT = "checkpoint.pt"
-MODEL = "model.pt"
 
 
 def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = None, title: str = "") -> Result:
@@ -37,6 +38,7 @@ def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = Non
 
     Raises BnrnnError for bad input, and bnrnn.loop.Interrupted after SIGTERM or SIGINT, with everything saved.
     """
+    cfg = apply_trial(cfg)
     record = config_record(cfg)
     if (run_dir / FILE).exists():
         result = Result.read(run_dir / FILE)
@@ -56,6 +58,7 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
     keep_heap()
     checkpoint.seed_everything(cfg.seed)
     data = instantiate(cfg.data)
+    cfg = with_lengths(cfg, data)
     sizes = {"input_size": data.input_size, "output_size": data.output_size, "t_max": data.t_max}
     model = instantiate(cfg.model, **sizes).to(device)
 
@@ -81,10 +84,11 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         begun = f"resumed at update {state.update}" if saved else "from the start"
         how = f"{where['backend']} engine, {cfg.precision}"
         log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}, {how}")
+        log.say(data.description)
         trainer.fit()
         metrics = {} if state.diverged else measure(trainer)
         if not state.diverged:
-            checkpoint.save(run_dir / MODEL, {"model": model.state_dict(), "config": record})
+            checkpoint.save(run_dir / checkpoint.MODEL, {"model": model.state_dict(), "config": record})
         result = Result(
             name=cfg.name,
             overrides=overrides,
@@ -96,6 +100,7 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
             num_parameters=sum(p.numel() for p in model.parameters()),
             commits=state.commits,
             environment=where,
+            data=data.description,
             config_hash=config_hash(record),
             config=record,
         )
@@ -107,17 +112,35 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
 
 
 def measure(trainer: Trainer) -> dict[str, float]:
-    """Put the selected weights back and measure them: test with population statistics, and with the batch's beside."""
+    """Put the selected weights back and measure them: test with population statistics, with the batch's beside, and
+    validation, which was measured with the batch's to select, with those of the population too."""
     model, best = trainer.model, trainer.state.best
     assert best is not None
     model.load_state_dict(best["model"])
     metrics = dict(best["metrics"])
     if has_batch_norm(model):
         with batch_statistics(model):
-            beside = trainer.evaluate("test")
-        metrics |= {f"{name}_batch_statistics": value for name, value in beside.items()}
+            metrics |= _named(trainer.evaluate("test"), "batch")
         trainer.estimate_population_statistics()
-    return metrics | trainer.evaluate("test")
+        metrics |= _named(trainer.evaluate("valid"), "population")
+        if trainer.data.carries_state:  # a time step is then a place in a window and has no meaning of its own
+            with shared_statistics(model):
+                metrics |= _named(trainer.evaluate("valid") | trainer.evaluate("test"), "shared")
+    return metrics | trainer.evaluate("test") | trainer.evaluate_extra()
+
+
+def _named(metrics: dict[str, float], statistics: str) -> dict[str, float]:
+    return {f"{name}_{statistics}_statistics": value for name, value in metrics.items()}
+
+
+def with_lengths(cfg: DictConfig, data: SequenceData) -> DictConfig:
+    """The configuration with its budget in updates, where it is given in epochs."""
+    cfg, per_epoch = cfg.copy(), data.num_batches("train", cfg.batch_size)
+    if cfg.budget.updates is None:
+        cfg.budget.updates = cfg.budget.epochs * per_epoch
+    if cfg.budget.eval_every is None:
+        cfg.budget.eval_every = per_epoch
+    return cfg
 
 
 def keep_heap() -> None:

@@ -1,13 +1,15 @@
-"""Fetch data sets that are missing or damaged: python scripts/prepare_data.py mnist [data_dir=DIR]."""
+"""Fetch data sets that are missing or damaged: python scripts/prepare_data.py [mnist ptb text8] [data_dir=DIR]."""
 
 import os
 import sys
 from pathlib import Path
 
 from bnrnn.data.mnist import prepare_mnist
+from bnrnn.data.ptb import prepare_ptb
+from bnrnn.data.text8 import prepare_text8
 from bnrnn.errors import BnrnnError, report_errors
 
-PREPARE = {"mnist": prepare_mnist}
+PREPARE = {"mnist": prepare_mnist, "ptb": prepare_ptb, "text8": prepare_text8}
 
 
 def main(args: list[str]) -> None:

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from bnrnn import checkpoint
+from bnrnn.checkpoint import MODEL
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import ROOT, compose_config
 from bnrnn.log import read_jsonl
 from bnrnn.results import Result
-from bnrnn.train import CHECKPOINT, MODEL, choose_device, train
+from bnrnn.train import CHECKPOINT, choose_device, train
 
 SHORT = (
     "budget.updates=6",
@@ -59,6 +60,7 @@ def test_a_result_says_what_it_is(tmp_path):
     assert set(stored.metrics) == {
         "valid/loss", "valid/accuracy", "test/loss", "test/accuracy",
         "test/loss_batch_statistics", "test/accuracy_batch_statistics",
+        "valid/loss_population_statistics", "valid/accuracy_population_statistics",
     }  # fmt: skip
     assert stored.config["seed"] == 3 and stored.environment["torch"] == torch.__version__
     text = (tmp_path / "result.json").read_text()

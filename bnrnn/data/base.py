@@ -12,13 +12,20 @@ IGNORE = -100  # target of a step that is not scored
 
 
 class Batch(NamedTuple):
-    """Time-major inputs (T, B, I) and the class to predict at each step (T, B), IGNORE where nothing is scored."""
+    """Time-major inputs, and the class to predict at each step, IGNORE where nothing is scored.
 
-    inputs: Float[Tensor, "T B I"]
+    Inputs are features (T, B, I), or ids (T, B). `carried`: the sequences go on where those of the batch before ended.
+    `t_start`: how many of their steps have been before, as far as population statistics per time step are concerned.
+    """
+
+    inputs: Float[Tensor, "T B I"] | Int[Tensor, "T B"]
     targets: Int[Tensor, "T B"]
+    carried: bool = False
+    t_start: int = 0
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(self.inputs.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
+        inputs, targets = (x.to(device, non_blocking=True) for x in (self.inputs, self.targets))
+        return self._replace(inputs=inputs, targets=targets)
 
 
 @runtime_checkable
@@ -28,6 +35,10 @@ class SequenceData(Protocol):
     input_size: int
     output_size: int
     t_max: int
+    metric: str  # that people read: accuracy, bpc or ppl
+    selects_by: str  # accuracy or loss, of the validation split
+    carries_state: bool  # whether training batches go on where the ones before ended
+    description: str  # what the data are and how many
 
     def num_batches(self, split: str, batch_size: int) -> int:
         """Batches in one pass over the split; the last may be smaller."""
@@ -37,6 +48,10 @@ class SequenceData(Protocol):
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
     ) -> Iterator[Batch]:
         """One pass from batch `start` on: in order, or shuffled as `generator` decides."""
+        ...
+
+    def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
+        """Other ways to measure the test split, by name: number of batches, and the batches."""
         ...
 
 
@@ -56,6 +71,8 @@ class PixelSequences:
 
     input_size = 1
     output_size = 10
+    metric = selects_by = "accuracy"
+    carries_state = False
 
     def __init__(
         self,
@@ -68,6 +85,11 @@ class PixelSequences:
         self.splits = {name: (x if order is None else x[:, order], y) for name, (x, y) in splits.items()}
         self.max_value = max_value
         self.t_max = self.splits["train"][0].shape[1]
+        counts = " / ".join(f"{len(y):,}" for _, y in splits.values())
+        self.description = f"{counts} images as sequences of {self.t_max} pixels"
+
+    def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
+        return {}
 
     def num_batches(self, split: str, batch_size: int) -> int:
         return -(-len(self.splits[split][1]) // batch_size)

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
@@ -18,7 +18,8 @@ State = tuple[Tensor, ...]
 class RecurrentLayer(nn.Module):
     """One layer, one direction: `y, state = layer(x, state=None, t_start=0, batch_sizes=None)`.
 
-    x is (T, B, I), y is (T, B, H), the state a tuple of (B, H), zeros if not given. A sequence may be fed in pieces by
+    x is (T, B, I), or (T, B) integers that stand for one-hot rows of I; y is (T, B, H), the state a tuple of (B, H),
+    zeros if not given. A sequence may be fed in pieces by
     passing the state on and the number of steps already seen as t_start (it selects the population statistics).
     Sequences of different lengths stand longest first, padded at the end; batch_sizes[t] of them run at step t (as in
     torch's PackedSequence) and the others keep their state. bnrnn.LSTM takes any order, and several layers.
@@ -48,15 +49,16 @@ class RecurrentLayer(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "T B I"],
+        x: Float[Tensor, "T B I"] | Int[Tensor, "T B"],
         state: State | None = None,
         t_start: int = 0,
         batch_sizes: list[int] | None = None,
     ) -> tuple[Float[Tensor, "T B H"], State]:
-        """Raises BnrnnError for an empty sequence, a wrong input size, wrong batch_sizes, or a NaN or infinity in x."""
+        """Raises BnrnnError for an empty sequence, a wrong input size or batch_sizes, a NaN, or an id that is none."""
         self._check(x, batch_sizes)
         if state is None:
-            state = tuple(x.new_zeros(x.shape[1], self.hidden_size) for _ in self.state_names)
+            like = x if x.is_floating_point() else self.weight_hh
+            state = tuple(like.new_zeros(x.shape[1], self.hidden_size) for _ in self.state_names)
         if torch.is_grad_enabled():
             return self.scan(x, state, t_start, batch_sizes)
         norms = [module for module in self.children() if isinstance(module, SequenceBatchNorm)]
@@ -71,7 +73,7 @@ class RecurrentLayer(nn.Module):
         return (ys[0] if len(ys) == 1 else torch.cat(ys)), state
 
     def _check(self, x: Tensor, batch_sizes: list[int] | None) -> None:
-        if x.shape[2] != self.input_size:
+        if x.is_floating_point() and x.shape[2] != self.input_size:
             raise BnrnnError(
                 f"{type(self).__name__} expects x of shape (T, B, {self.input_size}), got {tuple(x.shape)}"
             )
@@ -85,11 +87,19 @@ class RecurrentLayer(nn.Module):
                     f"never increasing and at least 1: got {batch_sizes}"
                 )
         if self.checks_finite:
-            check_finite(x)
+            check_values(x, self.input_size)
 
 
-def check_finite(x: Float[Tensor, "T B I"]) -> None:
-    """Raise BnrnnError with the place of the first NaN or infinity."""
+def check_values(x: Float[Tensor, "T B I"] | Int[Tensor, "T B"], input_size: int) -> None:
+    """Raise BnrnnError with the place of the first NaN or infinity, or of the first id that is none."""
+    if not x.is_floating_point():
+        wrong = (x < 0) | (x >= input_size)
+        if wrong.any():
+            t, b = wrong.nonzero()[0].tolist()
+            raise BnrnnError(
+                f"x has ids from 0 to {input_size - 1}, and {x[t, b].item()} at time step {t} of sequence {b}"
+            )
+        return
     if not x.isfinite().all():
         t, b, _ = (~x.isfinite()).nonzero()[0].tolist()
         raise BnrnnError(f"x has a NaN or infinity, first at time step {t} of sequence {b} of the batch")

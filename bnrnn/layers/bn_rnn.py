@@ -5,12 +5,12 @@
 One BN on the sum, unlike the BN-LSTM, as in the code released beside Fig. 1a.
 """
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.norm import SequenceBatchNorm, check_batch
+from bnrnn.scan import linear
 from bnrnn.scan.rnn import rnn_scan
 
 
@@ -32,10 +32,11 @@ class BNRNN(RecurrentLayer):
             raise BnrnnError(f"{type(self).__name__} takes no padded batches: its experiments have equal lengths")
         (h,) = state
         population = self.bn.population(t_start, len(x))
+        x_proj = linear(x, self.weight_ih)  # (T, B, H)
         if population is None:
-            check_batch(x)
+            check_batch(x_proj)
         y, h, seen = rnn_scan(
-            F.linear(x, self.weight_ih),
+            x_proj,
             h,
             self.weight_hh,
             gamma=self.bn.gamma,

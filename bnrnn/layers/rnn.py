@@ -1,11 +1,11 @@
 """Plain tanh RNN: the baseline beside Cooijmans et al. 2016, Fig. 1a, and of Laurent et al. 2015, appendix A."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
+from bnrnn.scan import linear
 from bnrnn.scan.rnn import rnn_scan
 
 
@@ -24,5 +24,5 @@ class RNN(RecurrentLayer):
         if batch_sizes is not None:
             raise BnrnnError(f"{type(self).__name__} takes no padded batches: its experiments have equal lengths")
         (h,) = state
-        y, h, _ = rnn_scan(F.linear(x, self.weight_ih, self.bias), h, self.weight_hh)
+        y, h, _ = rnn_scan(linear(x, self.weight_ih) + self.bias, h, self.weight_hh)
         return y, (h,)

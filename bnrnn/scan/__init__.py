@@ -85,7 +85,9 @@ def _engine(name: str) -> Any:
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T for x (T, B, I) and W (G, I), by the chosen engine."""
+    """x W^T for x (T, B, I) and W (G, I), by the chosen engine; x may be ids (T, B) that stand for one-hot rows."""
+    if not x.is_floating_point():
+        return F.embedding(x, weight.t().contiguous())  # the product with a one-hot row is a column of W
     plain = torch.is_autocast_enabled(x.device.type) or x.dtype != weight.dtype
     return F.linear(x, weight) if plain or backend(x.device, x.dtype) != "cpu" else lstm_cpu.linear(x, weight)
 

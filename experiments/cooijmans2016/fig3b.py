@@ -1,0 +1,112 @@
+"""Cooijmans et al. 2016, Fig. 3b: test bits per character of Table 2's models by the length of the segments.
+
+    python experiments/cooijmans2016/fig3b.py [--data-dir DIR] [--out-dir DIR]
+
+Reads the longest finished runs of Table 2 in --out-dir. The test text is cut into segments of each length; BN-LSTM with
+population statistics and, in batches of 100 as the authors' code, with those of the batch.
+"""
+
+import os
+from argparse import ArgumentParser
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from torch import nn
+from tqdm import tqdm
+
+from bnrnn import plots
+from bnrnn.errors import report_errors
+from bnrnn.evidence import Run, load_claim, load_trained, trained_runs
+from bnrnn.loop import outputs
+from bnrnn.metrics import Scores
+from bnrnn.norm import batch_statistics, has_batch_norm
+from bnrnn.results import provenance
+from bnrnn.tables import markdown, publish, spread
+from bnrnn.train import keep_heap
+
+KEY = "cooijmans2016/fig3b"
+MODELS = "cooijmans2016/table2"
+BATCH_SIZE = 100
+
+
+def bits_per_character(model: nn.Module, data: Any, bar: tqdm) -> float:
+    scores = Scores()
+    for logits, targets in outputs(model, data.batches("test", BATCH_SIZE)):
+        scores.add(logits, targets)
+        bar.update(len(logits))
+    return scores.means("bpc")["bpc"]
+
+
+def curves(run: Run, data_dir: str, lengths: list[int]) -> dict[str, list[float]]:
+    """A value for each length, by model and statistics."""
+    model, _ = load_trained(run, data_dir)
+    cut = {n: instantiate({**run.result.config["data"], "length": n}, data_dir=data_dir) for n in lengths}
+    statistics = (
+        {"population": nullcontext, "batch": lambda: batch_statistics(model)}
+        if has_batch_norm(model)
+        else {"": nullcontext}
+    )
+    steps = sum((n - 1) * data.num_batches("test", BATCH_SIZE) for n, data in cut.items()) * len(statistics)
+    name, measured = run.overrides["model"], {}
+    with tqdm(total=steps, desc=f"{name}, seed {run.seed}", unit=" steps", disable=None) as bar, torch.no_grad():
+        for kind, context in statistics.items():
+            with context():
+                values = [bits_per_character(model, cut[n], bar) for n in lengths]
+            measured[f"{name}, {kind}" if kind else name] = values
+    return measured
+
+
+def measure(data_dir: str, results_dir: Path, lengths: list[int]) -> dict[str, Any]:
+    runs = trained_runs(MODELS, results_dir)
+    by_curve: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        for name, values in curves(run, data_dir, lengths).items():
+            by_curve.setdefault(name, {})[run.seed] = values
+    about = {"updates": runs[0].result.updates, "budget": runs[0].budget, "data": runs[0].result.data}
+    return {"name": KEY, **provenance(), **about, "lengths": lengths, "bpc": by_curve}  # curve -> seed -> by length
+
+
+def render(result: dict[str, Any]) -> str:
+    claim, rows = load_claim(KEY), []
+    paper = {name: dict(zip(claim["lengths"], points, strict=True)) for name, points in claim["points"].items()}
+    for name, by_seed in result["bpc"].items():
+        rows.append(
+            [f"`{name}`", "paper, selected of 50 epochs", *(f"{paper[name][n]:.3f}" for n in result["lengths"])]
+        )
+        seeds = zip(*by_seed.values(), strict=True)
+        rows.append(["", f"ours, {result['updates']:,} updates", *(spread(list(values), 3) for values in seeds)])
+    ours = {name: [mean(v) for v in zip(*by_seed.values(), strict=True)] for name, by_seed in result["bpc"].items()}
+    for a, b in (("lstm", "bn_lstm, population"), ("bn_lstm, batch", "bn_lstm, population")):
+        if a in ours and b in ours:
+            theirs = [f"{paper[a][n] - paper[b][n]:+.3f}" for n in result["lengths"]]
+            rows.append([f"`{a}` minus `{b}`", "paper", *theirs])
+            rows.append(["", "ours", *(f"{x - y:+.3f}" for x, y in zip(ours[a], ours[b], strict=True))])
+    table = markdown(["", "", *(f"{n}" for n in result["lengths"])], rows)
+    caption = (
+        f"Our models were trained for {result['updates']:,} updates; only at 39,550 are their numbers comparable with "
+        f"the paper's; the differences between the curves may be before. {result['data']}.\n"
+    )
+    return f"# {claim['title']}\n\n{caption}\n{table}\n![Fig. 3b](fig3b.png)\n"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    plots.draw_lengths(result, load_claim(KEY), path)
+
+
+def main() -> None:
+    parser = ArgumentParser(description="Fig. 3b of Cooijmans et al. 2016")
+    parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
+    parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
+    parser.add_argument("--lengths", type=int, nargs="+", default=load_claim(KEY)["lengths"])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_heap()
+    publish(KEY, measure(args.data_dir, args.out_dir, args.lengths), args.out_dir, render, draw)
+
+
+if __name__ == "__main__":
+    report_errors(main)

@@ -1,0 +1,76 @@
+"""Cooijmans et al. 2016, Fig. 5: population statistics over time steps, of the recurrent term and of the cell.
+
+    python experiments/cooijmans2016/fig5.py [--out-dir DIR]
+
+Reads the longest finished BN-LSTM of Table 2 in --out-dir and shows 30 random units over the first 50 steps.
+"""
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnrnn import checkpoint, plots
+from bnrnn.errors import report_errors
+from bnrnn.evidence import load_claim, trained_runs
+from bnrnn.results import provenance
+from bnrnn.tables import markdown, publish
+
+KEY = "cooijmans2016/fig5"
+MODELS = "cooijmans2016/table2"
+NUM_UNITS, NUM_STEPS = 30, 50
+PANELS = {"mean_hh": "bn_hh.pop_mean", "var_hh": "bn_hh.pop_var", "mean_c": "bn_c.pop_mean", "var_c": "bn_c.pop_var"}
+TITLES = {"mean_hh": "mean of W_hh h", "var_hh": "variance of W_hh h", "mean_c": "mean of c", "var_c": "variance of c"}
+SHOWN = [0, 2, 5, 10, 20, 30, 40]
+
+
+def measure(results_dir: Path) -> dict[str, Any]:
+    run = next(r for r in trained_runs(MODELS, results_dir) if r.overrides["model"] == "bn_lstm")
+    saved = checkpoint.load(run.folder / checkpoint.MODEL)
+    assert saved is not None
+    units, statistics = torch.Generator().manual_seed(0), {}
+    for name, entry in PANELS.items():
+        values: Tensor = saved["model"][f"layer.layers.0.{entry}"][:NUM_STEPS]  # (T, F)
+        chosen = torch.randperm(values.shape[1], generator=units)[:NUM_UNITS]
+        statistics[name] = [[float(f"{v:.4g}") for v in unit] for unit in values[:, chosen].T.tolist()]
+    about = {"updates": run.result.updates, "selected": run.result.best_update, "data": run.result.data}
+    return {"name": KEY, **provenance(), **about, "statistics": statistics}  # panel -> unit -> t
+
+
+def distances(values: Tensor) -> Tensor:
+    """For each t the median over units of the distance to the last value, in standard deviations across units there."""
+    return (values - values[:, -1:]).abs().median(0).values / values[:, -1].std()
+
+
+def render(result: dict[str, Any]) -> str:
+    claim, rows = load_claim(KEY), []
+    for name, units in result["statistics"].items():
+        values = torch.tensor(units)
+        low, high = claim["axes"][name]
+        inside = ((values >= low) & (values <= high)).float().mean()
+        shown = [f"{d:.2f}" for d in distances(values)[SHOWN]]
+        rows.append([TITLES[name], *shown, f"{low} to {high}", f"{100 * inside:.0f} %"])
+    header = ["", *(f"t={t}" for t in SHOWN), "paper's axis", "ours within it"]
+    caption = (
+        f"How far the statistics at step t are from those at step {NUM_STEPS - 1}: median over {NUM_UNITS} random "
+        "units, in standard deviations across units. The paper says that they settle within about 10 to 20 steps. Of a "
+        f"BN-LSTM after {result['selected']:,} updates, in a run of {result['updates']:,}. {result['data']}.\n"
+    )
+    return f"# {claim['title']}\n\n{caption}\n{markdown(header, rows)}\n![Fig. 5](fig5.png)\n"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    plots.draw_population_statistics(result["statistics"], TITLES, load_claim(KEY)["axes"], path)
+
+
+def main() -> None:
+    parser = ArgumentParser(description="Fig. 5 of Cooijmans et al. 2016")
+    parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
+    args = parser.parse_args()
+    publish(KEY, measure(args.out_dir), args.out_dir, render, draw)
+
+
+if __name__ == "__main__":
+    report_errors(main)
