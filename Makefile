@@ -17,7 +17,11 @@ RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEED
 	$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER),$(if $(filter-out 1,$(JOBS)),hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS))) $(ARGS)
 key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 
-.PHONY: help setup quickstart test lint types check tables data bench sweep-gamma reproduce-fig1 reproduce-fig2
+# A smoke run of an analysis looks at one batch of two short lengths.
+BRIEF = $(if $(filter smoke,$(BUDGET)),--lengths 100 200 --num-batches 1)
+
+.PHONY: help setup quickstart test lint types check tables data bench sweep-gamma reproduce-fig1 reproduce-fig2 \
+	reproduce-fig3 reproduce-fig5 reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig2
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -36,7 +40,7 @@ quickstart: setup  ## LSTM and BN-LSTM side by side on real digits, in minutes o
 	$(PYTHON) -m bnrnn.train experiment=quickstart budget=$(BUDGET) device=cpu $(ARGS)
 	@$(PYTHON) scripts/make_tables.py --show quickstart --results outputs
 	@echo "Next: $(VENV)/bin/wandb leet outputs/quickstart/$(BUDGET)/wandb     every curve, in the terminal"
-	@echo "      make data                                       MNIST"
+	@echo "      make data                                       MNIST, Penn Treebank, text8"
 	@echo "      make reproduce-table1 BUDGET=smoke SEEDS=0      does the paper's table run here? (minutes)"
 	@echo "      make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 its first 2,500 updates (hours on two cores)"
 	@echo "      make help                                       everything else"
@@ -57,13 +61,16 @@ check: setup  ## rendered tables are what the results say
 tables: setup  ## render tables and figures from results/
 	$(PYTHON) scripts/make_tables.py
 
-data: setup  ## download the data sets (to BNRNN_DATA, or data/), checksums verified
+data: setup  ## download MNIST, Penn Treebank and text8 (to BNRNN_DATA, or data/), checksums verified
 	$(PYTHON) scripts/prepare_data.py
 
 bench: setup  ## time a step of a layer against nn.LSTM and a naive loop (QUICK=1: two minutes; DEVICE=cuda)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(ARGS)
 
-reproduce-%: setup  ## train all runs of a table and render it: reproduce-table1, reproduce-fig6, ...
+plan-%: setup  ## what a reproduce target would run and how long it takes here: plan-table2, plan-laurent2015-table2
+	$(PYTHON) -m bnrnn.plan experiment=$(key) $(RUN)
+
+reproduce-%: setup  ## train all runs of a table and render it: reproduce-table1, reproduce-laurent2015-table2, ...
 	$(PYTHON) -m bnrnn.train experiment=$(key) $(RUN)
 	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py)
 	@$(PYTHON) scripts/make_tables.py --show $(key) --results $(OUT)
@@ -74,4 +81,17 @@ reproduce-fig1: setup  ## gradients through a BN tanh RNN, and tanh' (minutes on
 
 reproduce-fig2: reproduce-table1  ## learning curves of Table 1's runs
 
-sweep-gamma: reproduce-fig6  ## the initial gamma on permuted MNIST (Fig. 6), one run a gamma
+reproduce-fig3: reproduce-table2  ## character Penn Treebank: learning curves (3a), test by length of segments (3b)
+	$(PYTHON) experiments/cooijmans2016/fig3b.py --out-dir $(OUT) $(BRIEF)
+	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py)
+
+reproduce-fig5: reproduce-table2  ## population statistics over time, of Table 2's BN-LSTM
+	$(PYTHON) experiments/cooijmans2016/fig5.py --out-dir $(OUT)
+
+reproduce-fig6: reproduce-fig6_pmnist reproduce-fig6_ptb  ## the initial gamma, on permuted MNIST and Penn Treebank
+
+reproduce-table5: $(addprefix reproduce-table5_,mnist_lr mnist_decay mnist_hidden ptb text8)  ## the searched values
+
+reproduce-laurent2015-fig2: reproduce-laurent2015-table2  ## learning curves of Table 2's word models
+
+sweep-gamma: reproduce-fig6_pmnist  ## the initial gamma on permuted MNIST (Fig. 6), one run a gamma

@@ -118,7 +118,7 @@ class Trainer:
         cfg, state, last_saved = self.cfg, self.state, time.monotonic()
         state.window = state.window.to(self.device)  # stays there: reading it at every update would stall a GPU
         state.carried = tuple(s.to(self.device) for s in state.carried)
-        batches = self._training_batches()
+        batches = self.training_batches()
         self.model.train()
         with self.log.bar(cfg.budget.updates, initial=state.update) as bar:
             while not state.diverged:
@@ -127,7 +127,7 @@ class Trainer:
                     if state.update == cfg.budget.updates:
                         break
                     started = time.monotonic()
-                    state.window += self._update(next(batches))
+                    state.window += self.update(next(batches))
                     state.update += 1
                     due = state.update % cfg.log_every == 0 or state.update == cfg.budget.updates
                     if due and self.device.type == "cuda":
@@ -146,7 +146,7 @@ class Trainer:
                     last_saved = time.monotonic()
         self.save(self.snapshot())
 
-    def _training_batches(self) -> Iterator[Batch]:
+    def training_batches(self) -> Iterator[Batch]:
         """Batches from the present update on; the order is a function of seed and epoch alone."""
         per_epoch = self.data.num_batches("train", self.cfg.batch_size)
         epoch, start = divmod(self.state.update, per_epoch)
@@ -155,7 +155,7 @@ class Trainer:
             yield from self.data.batches("train", self.cfg.batch_size, generator, start)
             epoch, start = epoch + 1, 0
 
-    def _update(self, batch: Batch) -> Tensor:
+    def update(self, batch: Batch) -> Tensor:
         """One optimizer step; returns (loss, gradient norm, 1) to be summed."""
         cfg, state, batch = self.cfg, self.state, batch.to(self.device)
         if cfg.lr_decay is not None:

@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from torch import nn
 
 from bnrnn import checkpoint
 from bnrnn.data.base import SequenceData
@@ -51,17 +52,7 @@ def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = Non
 
 
 def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: dict[str, str], title: str) -> Result:
-    torch.set_num_threads(cfg.num_threads)
-    set_backend(cfg.backend)
-    device = choose_device(cfg.device)
-    set_precision(cfg.precision, device)
-    keep_heap()
-    checkpoint.seed_everything(cfg.seed)
-    data = instantiate(cfg.data)
-    cfg = with_lengths(cfg, data)
-    sizes = {"input_size": data.input_size, "output_size": data.output_size, "t_max": data.t_max}
-    model = instantiate(cfg.model, **sizes).to(device)
-
+    cfg, device, data, model = build(cfg)
     state = TrainState(run_id=uuid.uuid4().hex[:12], commits=[git_commit()])
     saved = checkpoint.load(run_dir / CHECKPOINT)
     if saved is not None:
@@ -131,6 +122,19 @@ def measure(trainer: Trainer) -> dict[str, float]:
 
 def _named(metrics: dict[str, float], statistics: str) -> dict[str, float]:
     return {f"{name}_{statistics}_statistics": value for name, value in metrics.items()}
+
+
+def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.Module]:
+    """Set the process up as the configuration says, and make what is trained; its lengths are in updates now."""
+    torch.set_num_threads(cfg.num_threads)
+    set_backend(cfg.backend)
+    device = choose_device(cfg.device)
+    set_precision(cfg.precision, device)
+    keep_heap()
+    checkpoint.seed_everything(cfg.seed)
+    data = instantiate(cfg.data)
+    sizes = {"input_size": data.input_size, "output_size": data.output_size, "t_max": data.t_max}
+    return with_lengths(cfg, data), device, data, instantiate(cfg.model, **sizes).to(device)
 
 
 def with_lengths(cfg: DictConfig, data: SequenceData) -> DictConfig:

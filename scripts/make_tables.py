@@ -10,6 +10,8 @@ import json
 import re
 from pathlib import Path
 
+from hydra.errors import HydraException
+
 from bnrnn import plots
 from bnrnn.bench_page import render_file
 from bnrnn.errors import BnrnnError, report_errors
@@ -22,7 +24,11 @@ BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def measured_keys() -> list[str]:
     """The claims that have results."""
-    return [key for key in claim_keys() if (RESULTS / f"{key}.json").exists() or load_runs(key, RESULTS)]
+
+    def is_measured(key: str) -> bool:
+        return (RESULTS / f"{key}.json").exists() if "analysis" in load_claim(key) else bool(load_runs(key, RESULTS))
+
+    return [key for key in claim_keys() if is_measured(key)]
 
 
 def page(key: str) -> str:
@@ -91,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    report_errors(main)
+    report_errors(main, HydraException)

@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -7,6 +5,7 @@ from hydra.utils import instantiate
 from bnrnn.data.mnist import SequentialMNIST
 from bnrnn.evidence import ROOT, claim_keys, compose_config, load_claim, sweep
 from bnrnn.norm import has_batch_norm
+from bnrnn.search import apply_trial
 
 CONF = ROOT / "conf"
 
@@ -19,12 +18,26 @@ def options(group: str) -> list[str]:
 EXPERIMENTS = sorted(
     str(p.relative_to(CONF / "experiment").with_suffix("")) for p in (CONF / "experiment").rglob("*.yaml")
 )
-T_MAX = {"digits": 64}
+SIZES = {  # input, output, training steps
+    "Digits": (1, 10, 64), "SequentialMNIST": (1, 10, 784),
+    "PTBChar": (50, 50, 99), "Text8": (27, 27, 179), "PTBWord": (10_000, 10_000, 35),
+}  # fmt: skip
 
 
 def cells(key: str) -> list[list[str]]:
-    grid = sweep(key)
-    return [[f"{k}={v}" for k, v in zip(grid, values, strict=True)] for values in itertools.product(*grid.values())]
+    """The first cell of an experiment's grid, and those that differ from it in one value: every value once."""
+    first = {k: values[0] for k, values in sweep(key).items()}
+    others = [first | {k: v} for k, values in sweep(key).items() for v in values[1:] if k != "search.trial"]
+    return [[f"{k}={v}" for k, v in cell.items()] for cell in (first, *others)]
+
+
+def build(cfg):
+    """The model and the optimizer of a configuration, without memory for their weights."""
+    names = ("input_size", "output_size", "t_max")
+    sizes = dict(zip(names, SIZES[cfg.data._target_.split(".")[-1]], strict=True))
+    with torch.device("meta"):
+        model = instantiate(cfg.model, **sizes)
+        return model, instantiate(cfg.optim)(model.parameters())
 
 
 @pytest.mark.parametrize("key", EXPERIMENTS)
@@ -34,18 +47,22 @@ def test_an_experiment_is_called_by_its_path_and_begins_with_its_package(key):
     assert compose_config(f"experiment={key}").name == key
 
 
+@pytest.mark.parametrize("key", EXPERIMENTS)
+def test_every_value_of_a_grid_composes_and_builds_its_model(key):
+    for overrides in cells(key):
+        cfg = apply_trial(compose_config(f"experiment={key}", *overrides))
+        model, optimizer = build(cfg)
+        assert sum(p.numel() for p in model.parameters()) > 40_000
+        assert optimizer.param_groups[0]["lr"] == cfg.optim.lr
+
+
 @pytest.mark.parametrize("budget", options("budget"))
 @pytest.mark.parametrize("key", EXPERIMENTS)
-def test_every_cell_composes_and_builds_its_model(key, budget):
-    for overrides in cells(key):
-        cfg = compose_config(f"experiment={key}", f"budget={budget}", *overrides)
-        with torch.device("meta"):
-            t_max = T_MAX.get(dict(o.split("=") for o in overrides)["data"], 784)
-            model = instantiate(cfg.model, input_size=1, output_size=10, t_max=t_max)
-            optimizer = instantiate(cfg.optim)(model.parameters())
-        assert sum(p.numel() for p in model.parameters()) > 40_000
-        assert optimizer.param_groups[0]["lr"] == 1e-3
-        assert cfg.budget.updates >= cfg.budget.eval_every > 0
+def test_every_budget_says_how_long_an_experiment_takes(key, budget):
+    cfg = compose_config(f"experiment={key}", f"budget={budget}")
+    updates, eval_every = cfg.budget.updates or cfg.budget.epochs * 300, cfg.budget.eval_every or 300
+    assert updates >= eval_every > 0
+    assert updates == {"cpu": 2500, "smoke": 4}.get(budget, updates)
 
 
 @pytest.mark.parametrize("model", options("model"))
@@ -53,7 +70,7 @@ def test_every_model_runs_on_the_default_data(model):
     cfg = compose_config(f"model={model}")
     data = instantiate(cfg.data)
     built = instantiate(cfg.model, input_size=1, output_size=10, t_max=data.t_max)
-    logits = built(next(data.batches("train", 4)).inputs)
+    logits, _ = built(next(data.batches("train", 4)).inputs)
     assert logits.shape == (64, 4, 10)
     assert has_batch_norm(built) == ("bn" in model)
 
@@ -61,6 +78,7 @@ def test_every_model_runs_on_the_default_data(model):
 @pytest.mark.parametrize("budget", options("budget"))
 def test_a_budget_changes_lengths_only(budget):
     paper = compose_config("experiment=cooijmans2016/table1")
+    assert paper.budget.updates == 100_000
     cfg = compose_config("experiment=cooijmans2016/table1", f"budget={budget}")
     assert cfg.budget.name == budget
     del paper.budget, cfg.budget
@@ -101,8 +119,10 @@ def test_every_claim_has_a_recipe_or_an_analysis_and_every_recipe_a_claim():
 def test_every_claimed_cell_is_in_the_grid_of_its_recipe():
     for key in claim_keys():
         claim = load_claim(key)
-        tables = [claim["published"]] if "published" in claim else []
-        for table in [*tables, *(curve["points"] for curve in claim.get("curves", []))]:
+        if "analysis" in claim:
+            continue
+        tables = [part["cells"] for part in claim.get("published", [])]
+        for table in [*tables, *(curve.get("points", {}) for curve in claim["curves"])]:
             for row, cols in table.items():
                 assert row in sweep(key)[claim["rows"]]
                 assert set(cols) <= set(sweep(key)[claim["cols"]])

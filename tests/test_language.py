@@ -25,7 +25,12 @@ WORDS = (
     "++model.layer.cell_bias=false", "lr_decay={after: 2, divisor: 2}", "optim.lr=0.2",
 )  # fmt: skip
 LENGTH = ("+budget.epochs=3", "budget.updates=null", "budget.eval_every=null", "log_every=5")
-GOLDEN = {}
+GOLDEN = {
+    ("characters", "lstm"): [2.8774396, 2.8558617, 2.8261960, 2.7925047],
+    ("characters", "bn_lstm"): [2.8853351, 2.8702384, 2.8568637, 2.8398465],
+    ("words", "lstm"): [2.7048351, 2.6800261, 2.6717658, 2.6443413],
+    ("words", "input_bn_lstm"): [2.6962311, 2.6511237, 2.5752302, 2.5172418],
+}
 
 
 def characters(*overrides: str):
@@ -66,7 +71,7 @@ def test_a_run_stopped_within_an_epoch_goes_on_bit_for_bit(cfg, tmp_path):
 
 
 def test_state_is_carried_within_an_epoch_and_begins_anew_with_the_next(tmp_path, monkeypatch):
-    seen, original = [], Trainer._update
+    seen, original = [], Trainer.update
 
     def spy(self, batch):
         forward = self.model.forward
@@ -82,7 +87,7 @@ def test_state_is_carried_within_an_epoch_and_begins_anew_with_the_next(tmp_path
         finally:
             monkeypatch.setattr(self.model, "forward", forward)
 
-    monkeypatch.setattr(Trainer, "_update", spy)
+    monkeypatch.setattr(Trainer, "update", spy)
     train(words(), tmp_path)
     assert len(seen) == 30
     for k, (state, _) in enumerate(seen):
@@ -206,8 +211,8 @@ def test_outputs_pass_the_state_on_only_where_batches_say_so():
         def forward(self, x, state, t_start):
             return x, (state or 0) + 1
 
-    data = ToyWords()
-    assert data.num_batches("valid", 8) == 1
+    data = ToyWords(window=3)
+    assert data.num_batches("valid", 8) == 2
     counted = Counter()
     states = []
     counted.register_forward_hook(lambda _, __, out: states.append(out[1]))

@@ -53,7 +53,13 @@ def curve(*points: tuple[int, float, float]) -> list[dict]:
 def reach(results_dir) -> str:
     """The table of time to accuracy."""
     claim = load_claim(KEY)
-    return tables.render_reach(claim, claim["curves"][0], load_runs(KEY, results_dir))
+    return tables.render_reach(KEY, claim, claim["curves"][0], load_runs(KEY, results_dir))
+
+
+def published(results_dir) -> str:
+    """The table of the paper's numbers and ours."""
+    claim = load_claim(KEY)
+    return tables.render_published(KEY, claim, claim["published"][0], load_runs(KEY, results_dir))
 
 
 def row(text: str, *cells: str) -> str:
@@ -66,7 +72,7 @@ def test_mean_spread_count_difference_and_verdict(tmp_path):
     for seed, accuracy in (("0", 0.951), ("1", 0.956)):
         put(tmp_path, result(test=accuracy, model="bn_lstm", data="pmnist", seed=seed))
     put(tmp_path, result(test=0.97, model="lstm", data="smnist", seed="0"))
-    text = tables.render_published(KEY, load_claim(KEY), load_runs(KEY, tmp_path))
+    text = published(tmp_path)
     assert row(text, "`bn_lstm`", "`pmnist`").endswith(
         "| 95.4 | 95.35 ± 0.35 (n=2 of 3) | -0.05 | reproduced (tolerance 0.5) |"
     )
@@ -89,7 +95,7 @@ def test_short_runs_are_never_the_tables_number(tmp_path):
 def test_a_result_of_another_recipe_is_stale(tmp_path):
     old = result(model="lstm", data="smnist", seed="0")
     put(tmp_path, dataclasses.replace(old, config_hash="0" * 16))
-    text = tables.render_published(KEY, load_claim(KEY), load_runs(KEY, tmp_path))
+    text = published(tmp_path)
     assert row(text, "`lstm`", "`smnist`").endswith("| – | – | stale: the recipe has changed since |")
 
 
@@ -111,7 +117,7 @@ def test_of_two_lengths_of_one_run_the_longer_gives_the_curve(tmp_path):
 def test_training_metrics_are_averaged_between_evaluations():
     records = [{"update": u, "train/loss": float(u)} for u in (10, 20)] + [{"update": 20, "valid/loss": 1.0}]
     records += [{"update": 30, "train/loss": 30.0}, {"update": 30, "valid/loss": 2.0}]
-    run = Run({"seed": "0"}, "paper", result(), records, stale=False)
+    run = Run(ROOT, {"seed": "0"}, "paper", result(), records, stale=False)
     assert run.series("train/loss") == {20: 15.0, 30: 30.0}
     assert run.series("valid/loss") == {20: 1.0, 30: 2.0}
 
@@ -212,7 +218,7 @@ def test_the_figure_has_a_second_row_against_time(tmp_path, monkeypatch):
 
 def test_the_grid_is_the_experiments():
     assert sweep(KEY)["seed"] == ["0", "1", "2"]
-    assert list(sweep("cooijmans2016/fig6")) == ["model", "data", "model.layer.gamma_init", "seed"]
+    assert list(sweep("cooijmans2016/fig6_pmnist")) == ["model", "data", "model.layer.gamma_init", "seed"]
 
 
 def test_a_checkout_whose_tables_are_not_its_results_fails_the_check():

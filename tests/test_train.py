@@ -137,7 +137,7 @@ def interrupt_at(update: int, cfg, run_dir: Path) -> None:
     """Train, and let SIGTERM arrive in the middle of an update."""
     from bnrnn.loop import Trainer
 
-    original = Trainer._update
+    original = Trainer.update
 
     def update_and_signal(self, batch):
         if self.state.update == update:
@@ -145,7 +145,7 @@ def interrupt_at(update: int, cfg, run_dir: Path) -> None:
         return original(self, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_update", update_and_signal)
+        patch.setattr(Trainer, "update", update_and_signal)
         train(cfg, run_dir)
 
 

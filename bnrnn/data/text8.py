@@ -24,6 +24,7 @@ SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"
 class Text8(Segments):
     """90 M / 5 M / 5 M characters for train / valid / test; or, with `prefix`, 90 % / 5 % / 5 % of a shorter beginning.
 
+    Validation looks at the first `valid_segments` segments, all if None, as the authors' text8.py does.
     Reads `<data_dir>/text8/`: the file `text8`, `text8.zip` or a `text8*.gz`. The plain file is mapped, not loaded.
     """
 
@@ -33,6 +34,7 @@ class Text8(Segments):
         prefix: bool = False,
         length: int = 180,
         test_lengths: Sequence[int] = (1000,),
+        valid_segments: int | None = None,
         state_noise: float = 0.0,
     ) -> None:
         text = load_text8(Path(data_dir), prefix)
@@ -40,6 +42,8 @@ class Text8(Segments):
         splits = {"train": text[: -2 * part], "valid": text[-2 * part : -part], "test": text[-part:]}
         name = "text8-prefix" if prefix else "text8"
         description = f"{name}: {render_sizes(splits)} characters, {len(SYMBOLS)} symbols"
+        if valid_segments is not None:
+            splits["valid"] = splits["valid"][: valid_segments * length]
         super().__init__(splits, SYMBOLS, length, test_lengths, description, state_noise)
 
 

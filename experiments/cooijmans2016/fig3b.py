@@ -1,6 +1,6 @@
 """Cooijmans et al. 2016, Fig. 3b: test bits per character of Table 2's models by the length of the segments.
 
-    python experiments/cooijmans2016/fig3b.py [--data-dir DIR] [--out-dir DIR]
+    python experiments/cooijmans2016/fig3b.py [--data-dir DIR] [--out-dir DIR] [--lengths 100 1000] [--num-batches N]
 
 Reads the longest finished runs of Table 2 in --out-dir. The test text is cut into segments of each length; BN-LSTM with
 population statistics and, in batches of 100 as the authors' code, with those of the batch.
@@ -9,6 +9,7 @@ population statistics and, in batches of 100 as the authors' code, with those of
 import os
 from argparse import ArgumentParser
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -33,15 +34,15 @@ MODELS = "cooijmans2016/table2"
 BATCH_SIZE = 100
 
 
-def bits_per_character(model: nn.Module, data: Any, bar: tqdm) -> float:
+def bits_per_character(model: nn.Module, data: Any, most: int | None, bar: tqdm) -> float:
     scores = Scores()
-    for logits, targets in outputs(model, data.batches("test", BATCH_SIZE)):
+    for logits, targets in outputs(model, islice(data.batches("test", BATCH_SIZE), most)):
         scores.add(logits, targets)
         bar.update(len(logits))
     return scores.means("bpc")["bpc"]
 
 
-def curves(run: Run, data_dir: str, lengths: list[int]) -> dict[str, list[float]]:
+def curves(run: Run, data_dir: str, lengths: list[int], most: int | None) -> dict[str, list[float]]:
     """A value for each length, by model and statistics."""
     model, _ = load_trained(run, data_dir)
     cut = {n: instantiate({**run.result.config["data"], "length": n}, data_dir=data_dir) for n in lengths}
@@ -50,21 +51,23 @@ def curves(run: Run, data_dir: str, lengths: list[int]) -> dict[str, list[float]
         if has_batch_norm(model)
         else {"": nullcontext}
     )
-    steps = sum((n - 1) * data.num_batches("test", BATCH_SIZE) for n, data in cut.items()) * len(statistics)
+    steps = sum((n - 1) * min(most or 10**9, data.num_batches("test", BATCH_SIZE)) for n, data in cut.items()) * len(
+        statistics
+    )
     name, measured = run.overrides["model"], {}
     with tqdm(total=steps, desc=f"{name}, seed {run.seed}", unit=" steps", disable=None) as bar, torch.no_grad():
         for kind, context in statistics.items():
             with context():
-                values = [bits_per_character(model, cut[n], bar) for n in lengths]
+                values = [bits_per_character(model, cut[n], most, bar) for n in lengths]
             measured[f"{name}, {kind}" if kind else name] = values
     return measured
 
 
-def measure(data_dir: str, results_dir: Path, lengths: list[int]) -> dict[str, Any]:
+def measure(data_dir: str, results_dir: Path, lengths: list[int], most: int | None) -> dict[str, Any]:
     runs = trained_runs(MODELS, results_dir)
     by_curve: dict[str, dict[str, list[float]]] = {}
     for run in runs:
-        for name, values in curves(run, data_dir, lengths).items():
+        for name, values in curves(run, data_dir, lengths, most).items():
             by_curve.setdefault(name, {})[run.seed] = values
     about = {"updates": runs[0].result.updates, "budget": runs[0].budget, "data": runs[0].result.data}
     return {"name": KEY, **provenance(), **about, "lengths": lengths, "bpc": by_curve}  # curve -> seed -> by length
@@ -102,10 +105,12 @@ def main() -> None:
     parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
     parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
     parser.add_argument("--lengths", type=int, nargs="+", default=load_claim(KEY)["lengths"])
+    parser.add_argument("--num-batches", type=int, help="of each length; all if not given")
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_heap()
-    publish(KEY, measure(args.data_dir, args.out_dir, args.lengths), args.out_dir, render, draw)
+    result = measure(args.data_dir, args.out_dir, args.lengths, args.num_batches)
+    publish(KEY, result, args.out_dir, render, draw)
 
 
 if __name__ == "__main__":

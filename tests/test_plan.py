@@ -1,0 +1,66 @@
+"""What a plan says before anything is started."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from bnrnn import plan
+from bnrnn.errors import BnrnnError
+from bnrnn.evidence import compose_config
+from bnrnn.train import train
+from tests.test_train import interrupt_at
+
+QUICK = ("budget=smoke", "model.hidden_size=8", "seed=0,1", "wandb.mode=disabled")
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    return ["experiment=quickstart", *QUICK, f"out_dir={tmp_path}"]
+
+
+def test_the_cells_are_those_that_a_multirun_would_have(arguments, tmp_path):
+    planned = plan.cells(arguments)
+    assert [(c.overrides["model"], c.overrides["seed"]) for c in planned] == [
+        ("lstm", "0"), ("lstm", "1"), ("bn_lstm", "0"), ("bn_lstm", "1"),
+    ]  # fmt: skip
+    assert {c.state for c in planned} == {"to do"}
+    assert planned[0].folder == tmp_path / "quickstart/smoke/data=digits,model=lstm,model.hidden_size=8,seed=0"
+    assert len(plan.cells(["experiment=cooijmans2016/table1"])) == 18
+
+
+def test_what_is_done_and_begun_is_told_from_what_is_left(arguments):
+    first, second, *_ = plan.cells(arguments)
+    train(first.cfg, first.folder, first.overrides)
+    with pytest.raises(SystemExit):
+        interrupt_at(2, second.cfg, second.folder)
+    planned = plan.cells(arguments)
+    assert [(c.state, c.done) for c in planned] == [("finished", 4), ("begun", 3), ("to do", 0), ("to do", 0)]
+    cost = plan.Cost(updates=4, seconds_per_update=10.0, evaluation_seconds=8.0, gib=0.5)
+    text = plan.render(planned, {plan._kind(c): cost for c in planned})
+    assert "3 of 4 | 10 | 8.0 seconds | 12.0 seconds | 0.5 |" in text
+    assert "1 of 4 cells are done. The other 3 take 108.0 seconds one after the other" in text
+
+
+@pytest.mark.parametrize("model", ["lstm", "bn_lstm"])
+@pytest.mark.parametrize("data", ["ToyCharacters", "ToyWords"])
+def test_a_cost_is_measured_and_nothing_written(model, data, tmp_path):
+    cfg = compose_config(
+        f"data._target_=tests.toy.{data}", f"model={model}", "optim=sgd", "init@model.init=glorot", "batch_size=4",
+        "population_batch_size=4", "model.hidden_size=8", "budget.updates=10", "budget.eval_every=4",
+        f"out_dir={tmp_path}",
+    )  # fmt: skip
+    record = OmegaConf.to_container(cfg, resolve=True)
+    cost = plan.measure(record)
+    assert cost.updates == 10 and 0 < cost.seconds_per_update < 5 and 0 < cost.evaluation_seconds < 60
+    assert 0.05 < cost.gib < 8
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_durations_are_in_the_unit_that_people_use():
+    assert [plan.duration(s) for s in (5, 300, 9000, 400_000)] == [
+        "5.0 seconds", "5.0 minutes", "2.5 hours", "4.6 days",
+    ]  # fmt: skip
+
+
+def test_a_plan_of_nothing_is_refused():
+    with pytest.raises(BnrnnError, match="a plan needs experiment="):
+        plan.cells(["seed=0"])
