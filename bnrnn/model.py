@@ -62,8 +62,8 @@ class SequenceModel(nn.Module):
             state = self._initial_state(x.shape[1])
         if self.embedding is not None:
             x = F.dropout(self.embedding(x), self.dropout, self.training)
-        y, state = self.layer(x, state, t_start)
-        return self.head(F.dropout(y, self.dropout, self.training)), state
+        y, ended = self.layer(x, state, t_start)
+        return self.head(F.dropout(y, self.dropout, self.training)), ended
 
     def _initial_state(self, batch_size: int) -> State:
         if self.initial_state:

@@ -80,7 +80,7 @@ class Stack(nn.Module):
         if t_start and self.bidirectional:
             raise BnrnnError(f"t_start={t_start}: a bidirectional stack needs the whole sequence at once")
         if state is None:
-            like = x if x.is_floating_point() else self.layers[0].weight_hh
+            like = x if x.is_floating_point() else next(self.parameters())
             state = tuple(like.new_zeros(len(self.layers), x.shape[1], self.hidden_size) for _ in self.state_names)
         self._check_state(state, x.shape[1])
         lengths = None if lengths is None else _checked_lengths(lengths, *x.shape[:2])

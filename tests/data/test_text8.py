@@ -304,3 +304,11 @@ def test_the_published_prefix_is_read_whole():
     if not any((PREFIX.parent / name).exists() for name in ("text8", "text8.zip")):
         with pytest.raises(BnrnnError, match=r"it has 6,877,825 bytes, expected 100,000,000.*data=text8_prefix"):
             Text8(str(DATA))
+
+
+def test_validation_looks_at_the_first_segments_alone(whole, folder):
+    plain(folder, whole)
+    part, everything = (Text8(str(folder.parent), **SHORT, valid_segments=n) for n in (7, None))
+    assert part.num_batches("valid", 1) == 7 < everything.num_batches("valid", 1)
+    assert torch.equal(next(part.batches("valid", 7)).inputs, next(everything.batches("valid", 7)).inputs)
+    assert len(part.splits["test"]) == len(everything.splits["test"])
