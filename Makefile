@@ -21,7 +21,8 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 BRIEF = $(if $(filter smoke,$(BUDGET)),--lengths 100 200 --num-batches 1)
 
 .PHONY: help setup quickstart test lint types check tables data bench sweep-gamma reproduce-fig1 reproduce-fig2 \
-	reproduce-fig3 reproduce-fig5 reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig2
+	reproduce-fig3 reproduce-fig5 reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig2 \
+	plan-fig1 plan-fig2 plan-fig3 plan-fig5 plan-fig6 plan-table5 plan-laurent2015-fig2
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -93,5 +94,13 @@ reproduce-fig6: reproduce-fig6_pmnist reproduce-fig6_ptb  ## the initial gamma, 
 reproduce-table5: $(addprefix reproduce-table5_,mnist_lr mnist_decay mnist_hidden ptb text8)  ## the searched values
 
 reproduce-laurent2015-fig2: reproduce-laurent2015-table2  ## learning curves of Table 2's word models
+
+plan-fig2: plan-table1
+plan-fig3 plan-fig5: plan-table2
+plan-fig6: plan-fig6_pmnist plan-fig6_ptb
+plan-table5: $(addprefix plan-table5_,mnist_lr mnist_decay mnist_hidden ptb text8)
+plan-laurent2015-fig2: plan-laurent2015-table2
+plan-fig1:
+	@echo "Fig. 1 trains nothing: make reproduce-fig1 takes minutes on a CPU"
 
 sweep-gamma: reproduce-fig6_pmnist  ## the initial gamma on permuted MNIST (Fig. 6), one run a gamma

@@ -152,7 +152,9 @@ def costs(planned: list[Cell]) -> dict[str, Cost]:
 
 
 def _kind(cell: Cell) -> str:
-    return " ".join(f"{k}={v}" for k, v in cell.overrides.items() if k != "seed")
+    """What decides a cell's cost: all but its seed, and of a random search's trial the size of its batches."""
+    named = {k: v for k, v in cell.overrides.items() if k not in ("seed", "search.trial")}
+    return " ".join(f"{k}={v}" for k, v in {**named, "batch_size": cell.cfg.batch_size}.items())
 
 
 def duration(seconds: float | int) -> str:

@@ -44,7 +44,8 @@ def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
 def render(key: str, results_dir: Path) -> str:
     """The page of a table or figure: its sections, its pictures, and every run behind them."""
     claim, runs = load_claim(key), load_runs(key, results_dir)
-    parts = [f"# {claim['title']}\n", f"Recipe: `conf/experiment/{key}.yaml`. Deviations D1, D2, ...: `notes.md`.\n"]
+    notes = f"experiments/{key.split('/')[0]}/notes.md"
+    parts = [f"# {claim['title']}\n", f"Recipe: `conf/experiment/{key}.yaml`. Deviations: `{notes}`.\n"]
     parts += [f"## {title}\n\n{table}" for title, table in sections(key, claim, runs).items()]
     for curve in claim["curves"]:
         if "reach" in curve:
