@@ -178,7 +178,7 @@ def render_summary(runs: list[Run]) -> str:
     header = ["run", "budget", "updates", *(title for title, _ in columns), "s / update", "engine", ""]
     data = "".join(f"\nData: {text}.\n" for text in sorted({run.result.data for run in runs} - {""}))
     statistics = "batch and population name the statistics that batch normalization used"
-    return f"Measured are {units}; {statistics}.\n{data}\n{markdown(header, rows)}"
+    return f"Measured: {units}; {statistics}.\n{data}\n{markdown(header, rows)}"
 
 
 def _summarize(finished: list[Run], name: str) -> str:
