@@ -24,6 +24,7 @@ from torch import nn
 from bnrnn import checkpoint
 from bnrnn.data.base import SequenceData
 from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.layers.base import RecurrentLayer
 from bnrnn.log import RunLog, say, start_wandb
 from bnrnn.loop import Stop, Trainer, TrainState
 from bnrnn.norm import batch_statistics, has_batch_norm, shared_statistics
@@ -72,6 +73,8 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         if saved is not None:
             trainer.restore(saved)
         where = environment(device, cfg.precision)
+        if not has_engines(model):
+            where["backend"] = "reference"
         begun = f"resumed at update {state.update}" if saved else "from the start"
         how = f"{where['backend']} engine, {cfg.precision}"
         log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}, {how}")
@@ -134,7 +137,15 @@ def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.M
     checkpoint.seed_everything(cfg.seed)
     data = instantiate(cfg.data)
     sizes = {"input_size": data.input_size, "output_size": data.output_size, "t_max": data.t_max}
-    return with_lengths(cfg, data), device, data, instantiate(cfg.model, **sizes).to(device)
+    model = instantiate(cfg.model, **sizes).to(device)
+    if not has_engines(model) and cfg.backend not in ("auto", "reference"):
+        raise BnrnnError(f"backend={cfg.backend} has no kernel for this model's layers: use auto or reference")
+    return with_lengths(cfg, data), device, data, model
+
+
+def has_engines(model: nn.Module) -> bool:
+    """Whether `backend` decides how all layers of the model are run."""
+    return all(layer.has_engines for layer in model.modules() if isinstance(layer, RecurrentLayer))
 
 
 def with_lengths(cfg: DictConfig, data: SequenceData) -> DictConfig:

@@ -261,3 +261,9 @@ def test_bfloat16_is_a_choice_that_the_result_names(tmp_path):
 def test_a_precision_that_cannot_be_had_is_an_error(override, message, tmp_path):
     with pytest.raises(BnrnnError, match=message):
         train(short(override, "device=cpu"), tmp_path)
+
+
+def test_a_layer_with_a_reference_alone_says_so_and_refuses_another_engine(tmp_path):
+    assert train(short("model=rnn"), tmp_path / "a").environment["backend"] == "reference"
+    with pytest.raises(BnrnnError, match="backend=fused has no kernel for this model's layers"):
+        train(short("model=bn_rnn", "backend=fused"), tmp_path / "b")

@@ -19,15 +19,16 @@ class RecurrentLayer(nn.Module):
     """One layer, one direction: `y, state = layer(x, state=None, t_start=0, batch_sizes=None)`.
 
     x is (T, B, I), or (T, B) integers that stand for one-hot rows of I; y is (T, B, H), the state a tuple of (B, H),
-    zeros if not given. A sequence may be fed in pieces by
-    passing the state on and the number of steps already seen as t_start (it selects the population statistics).
-    Sequences of different lengths stand longest first, padded at the end; batch_sizes[t] of them run at step t (as in
-    torch's PackedSequence) and the others keep their state. bnrnn.LSTM takes any order, and several layers.
+    zeros if not given. A sequence may be fed in pieces by passing the state on and the number of steps already seen as
+    t_start (it selects the population statistics). Sequences of different lengths stand longest first, padded at the
+    end; batch_sizes[t] of them run at step t (as in torch's PackedSequence) and the others keep their state. bnrnn.LSTM
+    takes any order, and several layers.
     Subclasses set `num_gates`, `state_names` and `scan`.
     """
 
     num_gates: ClassVar[int]
     state_names: ClassVar[tuple[str, ...]]
+    has_engines: ClassVar[bool] = True  # whether bnrnn.scan has several for its recurrence, or the reference alone
     checks_finite = True  # a stack does it once, for its own input
 
     def __init__(self, input_size: int, hidden_size: int) -> None:

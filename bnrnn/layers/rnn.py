@@ -14,6 +14,7 @@ class RNN(RecurrentLayer):
 
     num_gates = 1
     state_names = ("h",)
+    has_engines = False
 
     def __init__(self, input_size: int, hidden_size: int, t_max: int | None = None) -> None:
         super().__init__(input_size, hidden_size)
