@@ -124,6 +124,28 @@ def draw_sweep(key: str, results_dir: Path, path: Path) -> None:
     save(fig, path)
 
 
+def draw_search(key: str, search: dict[str, Any], results_dir: Path, path: Path) -> None:
+    """Each trial of a random search as a dot, the paper's best as a circle; along the top, those that diverged."""
+    claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale]
+    fig, ax = plt.subplots(figsize=(8, 4.5))
+    for color, (row, best) in zip(COLORS, search["published"].items(), strict=False):
+        trials = [run for run in runs if run.overrides[claim["rows"]] == row]
+        done = [run for run in trials if run.result.status == "finished"]
+        name = f"{label(row)}, ours (n={len(done)})"
+        values = [run.measured(search["metric"]) for run in done]
+        ax.plot([run.drawn[search["x"]] for run in done], values, ".", color=color, markersize=8, label=name)
+        lost = [run.drawn[search["x"]] for run in trials if run.result.status == "diverged"]
+        if lost:
+            ax.plot(lost, [0.97] * len(lost), "x", color=color, label=f"{label(row)}, diverged",
+                    transform=ax.get_xaxis_transform())  # fmt: skip
+        ax.plot(best[search["x"]], best[search["metric"]], "o", color=color, markerfacecolor="none", markersize=9,
+                label=f"{label(row)}, the paper's best")  # fmt: skip
+    ax.set(xscale="log", xlabel=search["x"], ylabel=label(search["metric"]))
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8)
+    save(fig, path)
+
+
 def draw_gradient_norms(log10: dict[str, Tensor], claim: dict[str, Any], path: Path) -> None:
     """Fig. 1a: log10 of the gradient norm (draws, T), a line a gamma for the median, the paper's points as circles."""
     fig, ax = plt.subplots(figsize=(9, 5))

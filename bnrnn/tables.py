@@ -50,7 +50,8 @@ def render(key: str, results_dir: Path) -> str:
     for curve in claim["curves"]:
         if "reach" in curve:
             parts.append(f"## {curve['title']}: time to accuracy\n\n{render_reach(key, claim, curve, runs)}")
-    parts += [f"![{curve['title']}]({curve['figure']}.png)\n" for curve in claim["curves"]]
+    figures = [*claim["curves"], *([claim["search"]] if "search" in claim else [])]
+    parts += [f"![{figure['title']}]({figure['figure']}.png)\n" for figure in figures]
     parts.append(f"## All finished runs\n\n{render_summary(runs)}")
     return "\n".join(parts)
 
@@ -71,7 +72,27 @@ def sections(key: str, claim: dict[str, Any], runs: list[Run]) -> dict[str, str]
         if "points" in curve:
             title = curve["title"] + ": the paper's curve and ours at equal updates"
             tables[title] = render_curve(key, claim, curve, runs)
+    if "search" in claim:
+        tables[f"{claim['title']}: the best settings, the paper's and ours"] = render_search(claim, runs)
     return tables
+
+
+def render_search(claim: dict[str, Any], runs: list[Run]) -> str:
+    """For each model the best setting that the paper found, and ours of how many trials."""
+    search, rows = claim["search"], []
+    for model, published in search["published"].items():
+        trials = [run for run in runs if run.overrides.get(claim["rows"]) == model and not run.stale]
+        finished = [run for run in trials if run.result.status == "finished"]
+        rows.append([f"`{model}`", "paper", *(f"{value:g}" for value in published.values())])
+        if finished:
+            best = min(finished, key=lambda run: run.measured(search["metric"]))
+            found = [
+                *(f"{best.drawn[k]:g}" for k in published if k in best.drawn),
+                f"{best.measured(search['metric']):.3f}",
+            ]
+            counted = f"{len(trials)} trials, {len(trials) - len(finished)} diverged"
+            rows.append(["", f"ours, {best.result.updates:,} updates ({counted})", *found])
+    return markdown([claim["rows"], "", *next(iter(search["published"].values()))], rows)
 
 
 def render_published(key: str, claim: dict[str, Any], part: dict[str, Any], runs: list[Run]) -> str:

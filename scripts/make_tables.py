@@ -51,6 +51,10 @@ def draw(key: str, results_dir: Path) -> list[Path]:
     paths = {results_dir / Path(key).parent / f"{curve['figure']}.png": curve for curve in claim["curves"]}
     for path, curve in paths.items():
         plots.draw_curve(key, curve, results_dir, path)
+    if "search" in claim:
+        path = results_dir / Path(key).parent / f"{claim['search']['figure']}.png"
+        plots.draw_search(key, claim["search"], results_dir, path)
+        return [*paths, path]
     return list(paths)
 
 

@@ -5,7 +5,7 @@ from math import exp
 
 import pytest
 
-from bnrnn import tables
+from bnrnn import plots, tables
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import compose_config, load_claim, load_runs, trained_runs
 from bnrnn.results import Result, config_hash, config_record
@@ -118,3 +118,19 @@ def test_an_analysis_without_models_says_what_to_train(tmp_path):
     put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0})
     with pytest.raises(BnrnnError, match=r"no finished run with its model: train laurent2015/table2 first"):
         trained_runs(WORDS, tmp_path)
+
+
+def test_a_search_shows_its_best_beside_the_papers_and_a_dot_for_each_trial(tmp_path):
+    key = "laurent2015/table3_search"
+    for trial, loss in (("3", 1.5), ("4", 1.2), ("5", 1.9)):
+        cell = {"data": "ptb_char", "model": "rnn", "search.trial": trial, "seed": "0"}
+        put(tmp_path, key, cell, {"valid/loss": loss, "valid/bpc": loss / 0.6931})
+    runs = load_runs(key, tmp_path)
+    best = next(run for run in runs if run.overrides["search.trial"] == "4").drawn
+    page = tables.render(key, tmp_path)
+    assert "| `rnn` | paper | 0.42 | 0.95 | 32 | 1.1 |" in page
+    drawn = " | ".join(f"{best[k]:g}" for k in ("optim.lr", "optim.momentum", "batch_size"))
+    assert f"ours, 100 updates (3 trials, 0 diverged) | {drawn} | 1.200 |" in page
+    assert "(table3_search.png)" in page
+    plots.draw_search(key, load_claim(key)["search"], tmp_path, tmp_path / "search.png")
+    assert (tmp_path / "search.png").stat().st_size > 10_000
