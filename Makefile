@@ -21,8 +21,8 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 BRIEF = $(if $(filter smoke,$(BUDGET)),--lengths 100 200 --num-batches 1)
 
 .PHONY: help setup quickstart test lint types check tables data bench sweep-gamma reproduce-fig1 reproduce-fig2 \
-	reproduce-fig3 reproduce-fig5 reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig2 \
-	plan-fig1 plan-fig2 plan-fig3 plan-fig5 plan-fig6 plan-table5 plan-laurent2015-fig2
+	reproduce-fig3 reproduce-fig4 reproduce-fig5 reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig2 \
+	plan-fig1 plan-fig2 plan-fig3 plan-fig4 plan-fig5 plan-fig6 plan-table5 plan-laurent2015-fig2
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -95,7 +95,13 @@ reproduce-table5: $(addprefix reproduce-table5_,mnist_lr mnist_decay mnist_hidde
 
 reproduce-laurent2015-fig2: reproduce-laurent2015-table2  ## learning curves of Table 2's word models
 
+reproduce-fig4: reproduce-fig4a reproduce-table4  ## questions about CNN passages, shortened (4a) and whole (4b)
+
+reproduce-fig4_small: reproduce-fig4_small_equal reproduce-fig4_small_fair  ## the same on bAbI and IE-ER, three ways
+
 plan-fig2: plan-table1
+plan-fig4: plan-fig4a plan-table4
+plan-fig4_small: plan-fig4_small_equal plan-fig4_small_fair
 plan-fig3 plan-fig5: plan-table2
 plan-fig6: plan-fig6_pmnist plan-fig6_ptb
 plan-table5: $(addprefix plan-table5_,mnist_lr mnist_decay mnist_hidden ptb text8)

@@ -78,8 +78,8 @@ class Run:
 
     @property
     def metric(self) -> str:
-        """What people read of it: ppl, bpc or accuracy."""
-        return next((m for m in ("ppl", "bpc") if f"valid/{m}" in self.result.metrics), "accuracy")
+        """What people read of it: ppl, bpc, error or accuracy."""
+        return next((m for m in ("ppl", "bpc", "error") if f"valid/{m}" in self.result.metrics), "accuracy")
 
     def series(self, metric: str) -> dict[int, float]:
         """The metric by update. What is recorded every few updates in training is averaged over the time between
@@ -101,7 +101,9 @@ class Run:
 
     def measured(self, metric: str) -> float:
         """One number: `train/...` of the best epoch; else of the selected model, with population statistics if both
-        kinds were measured."""
+        kinds were measured, unless `valid/..._batch_statistics` asks for those of the batch."""
+        if metric.startswith("valid/") and metric.endswith("_batch_statistics"):
+            return self.result.metrics[metric.removesuffix("_batch_statistics")]
         if metric.startswith("train/"):
             return min(self.series(metric).values())
         return self.result.metrics.get(f"{metric}_population_statistics", self.result.metrics[metric])

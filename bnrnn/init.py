@@ -10,6 +10,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer
 
 if TYPE_CHECKING:
+    from bnrnn.attentive_reader import AttentiveReader
     from bnrnn.model import SequenceModel
 
 
@@ -83,6 +84,37 @@ def init_glorot(model: "SequenceModel") -> None:
     for bias in [model.head.bias, *(getattr(layer, "bias", None) for layer in _layers(model))]:
         if bias is not None:
             nn.init.zeros_(bias)
+
+
+@torch.no_grad()
+def init_reader(model: "AttentiveReader", scale: float = 0.05, equal_draws: bool = True) -> None:
+    """Initialisation of the reader released with Cooijmans et al. 2016, section 5.4: all biases and states 0.
+
+    Args:
+        scale: square matrices, every gate's by itself, are this times an orthogonal one; others are uniform within
+            ±sqrt(6 / (inputs + outputs + 1)), and the attention's vector within ±1/sqrt(H).
+        equal_draws: whether all matrices of the same shape begin equal, as where the random generator is seeded anew
+            before every draw (D20).
+    """
+    seed = int(torch.randint(2**31, (), device="cpu"))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2 or name == "initial_h":
+            if not name.endswith((".gamma", ".beta")):
+                parameter.zero_()
+            continue
+        num_blocks = 4 if name.endswith(("weight_ih", "weight_hh")) else 1
+        for block in parameter.chunk(num_blocks):
+            num_out, num_in = block.shape
+            with torch.random.fork_rng([], enabled=equal_draws):
+                if equal_draws:
+                    torch.manual_seed(seed)
+                if name == "score.weight":
+                    nn.init.uniform_(block, -(num_in**-0.5), num_in**-0.5)
+                elif num_in == num_out:
+                    nn.init.orthogonal_(block, scale)
+                else:
+                    bound = (6 / (num_in + num_out + 1)) ** 0.5
+                    nn.init.uniform_(block, -bound, bound)
 
 
 def _layers(model: "SequenceModel") -> list[RecurrentLayer]:

@@ -43,4 +43,6 @@ class Scores:
         if self.count == 0:
             return {"loss": math.nan, "accuracy": math.nan, metric: math.nan}
         loss = self.loss / self.count
-        return {"loss": loss, "accuracy": self.correct / self.count, **from_loss(metric, loss)}
+        accuracy = self.correct / self.count
+        error = {"error": 1 - accuracy} if metric == "error" else {}
+        return {"loss": loss, "accuracy": accuracy, **error, **from_loss(metric, loss)}

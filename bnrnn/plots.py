@@ -25,7 +25,11 @@ LABELS = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "input_bn_lstm": "input-BN LSTM"
           "valid/ppl": "validation perplexity (batch statistics)",
           "valid/bpc": "validation bits per character (batch statistics)", "digits": "8x8 digits, pixel by pixel",
           "valid/accuracy": "validation accuracy (batch statistics)", "train/loss": "training cross-entropy (nats)",
-          "valid/loss": "validation cross-entropy (nats)"}  # fmt: skip
+          "valid/loss": "validation cross-entropy (nats)", "valid/error": "validation error (batch statistics)",
+          "lstm_reader": "LSTM", "bn_lstm_reader": "BN-LSTM", "bn_everywhere": "BN-everywhere", "bn_e_star": "BN-e*",
+          "bn_e_star_star": "BN-e**", "bn_e_star_star_full": "BN-e**", "cnn_qa_top4": "CNN, shortened passages",
+          "cnn_qa": "CNN, whole passages", "babi_qa1": "bAbI, one fact", "babi_qa2": "bAbI, two facts",
+          "ieer_cloze": "IE-ER cloze"}  # fmt: skip
 
 AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",
         60.0: "minutes of training updates, evaluation excluded",

@@ -9,7 +9,7 @@ from bnrnn.evidence import Run, group, load_claim, load_runs, longest, sweep
 from bnrnn.results import write_json
 
 NONE = "–"
-UNITS = {"accuracy": "accuracy in %", "bpc": "bits per character", "ppl": "perplexity per word"}
+UNITS = {"accuracy": "accuracy in %", "error": "error in %", "bpc": "bits per character", "ppl": "perplexity per word"}
 COLUMNS = [  # of a summary: title, and metric with {m} for what people read of the run
     ("valid, batch", "valid/{m}"),
     ("valid, population", "valid/{m}_population_statistics"),
@@ -206,7 +206,7 @@ def _summarize(finished: list[Run], name: str) -> str:
     """Mean and spread of a metric, whose name has {m} in place of what people read of a run."""
     if not finished:
         return NONE
-    scale, digits = {"accuracy": (100, 1), "bpc": (1, 3), "ppl": (1, 1)}[finished[0].metric]
+    scale, digits = {"accuracy": (100, 1), "error": (100, 1), "bpc": (1, 3), "ppl": (1, 1)}[finished[0].metric]
     named = [(run.result.metrics, name.format(m=run.metric)) for run in finished]
     return spread([scale * metrics[key] for metrics, key in named if key in metrics], digits)
 

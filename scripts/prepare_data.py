@@ -1,27 +1,38 @@
-"""Fetch data sets that are missing or damaged: python scripts/prepare_data.py [mnist ptb text8] [data_dir=DIR]."""
+"""Fetch data sets that are missing or damaged, or read the CNN questions that you have.
+
+python scripts/prepare_data.py [mnist ptb text8] [--data-dir DIR]
+python scripts/prepare_data.py cnn_qa --from DIR [--data-dir DIR] [--most-skipped N]
+"""
 
 import os
-import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
+from bnrnn.data.cnn_qa import MAX_SKIPPED, prepare_cnn_qa
 from bnrnn.data.mnist import prepare_mnist
 from bnrnn.data.ptb import prepare_ptb
 from bnrnn.data.text8 import prepare_text8
 from bnrnn.errors import BnrnnError, report_errors
 
-PREPARE = {"mnist": prepare_mnist, "ptb": prepare_ptb, "text8": prepare_text8}
+PREPARE = {"mnist": prepare_mnist, "ptb": prepare_ptb, "text8": prepare_text8, "cnn_qa": prepare_cnn_qa}
 
 
-def main(args: list[str]) -> None:
-    options = dict(arg.split("=", 1) for arg in args if "=" in arg)
-    names = [arg for arg in args if "=" not in arg] or list(PREPARE)
-    unknown = [name for name in names if name not in PREPARE] + [key for key in options if key != "data_dir"]
+def main() -> None:
+    parser = ArgumentParser(description="Fetch data sets that are missing or damaged.")
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(PREPARE))
+    parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("BNRNN_DATA", "data")))
+    parser.add_argument("--from", dest="source", type=Path, help="cnn_qa: the folder with questions/training and so on")
+    parser.add_argument("--most-skipped", type=int, default=MAX_SKIPPED, help="cnn_qa: malformed files to put up with")
+    args = parser.parse_args()
+    unknown = [name for name in args.names if name not in PREPARE]
     if unknown:
-        raise BnrnnError(f"unknown: {', '.join(unknown)}. Data sets: {', '.join(PREPARE)}; option: data_dir=DIR")
-    data_dir = Path(options.get("data_dir", os.environ.get("BNRNN_DATA", "data")))
-    for name in names:
-        PREPARE[name](data_dir)
+        raise BnrnnError(f"unknown: {', '.join(unknown)}. Data sets: {', '.join(PREPARE)}")
+    for name in args.names or ["mnist", "ptb", "text8"]:
+        if name == "cnn_qa":
+            prepare_cnn_qa(args.data_dir, args.source, args.most_skipped)
+        else:
+            PREPARE[name](args.data_dir)
 
 
 if __name__ == "__main__":
-    report_errors(lambda: main(sys.argv[1:]))
+    report_errors(main)

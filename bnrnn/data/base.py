@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -14,18 +14,23 @@ IGNORE = -100  # target of a step that is not scored
 class Batch(NamedTuple):
     """Time-major inputs, and the class to predict at each step, IGNORE where nothing is scored.
 
-    Inputs are features (T, B, I), or ids (T, B). `carried`: the sequences go on where those of the batch before ended.
-    `t_start`: how many of their steps have been before, as far as population statistics per time step are concerned.
+    Inputs are features (T, B, I), or ids (T, B), or whatever else the data's model reads: a tuple of tensors and plain
+    values. `carried`: the sequences go on where those of the batch before ended. `t_start`: how many of their steps
+    have been before, as far as population statistics per time step are concerned.
     """
 
-    inputs: Float[Tensor, "T B I"] | Int[Tensor, "T B"]
+    inputs: Float[Tensor, "T B I"] | Int[Tensor, "T B"] | Any
     targets: Int[Tensor, "T B"]
     carried: bool = False
     t_start: int = 0
 
     def to(self, device: torch.device) -> "Batch":
-        inputs, targets = (x.to(device, non_blocking=True) for x in (self.inputs, self.targets))
-        return self._replace(inputs=inputs, targets=targets)
+        def moved(x: Any) -> Any:
+            return x.to(device, non_blocking=True) if isinstance(x, Tensor) else x
+
+        plain = isinstance(self.inputs, Tensor)
+        inputs = moved(self.inputs) if plain else type(self.inputs)(*(moved(x) for x in self.inputs))
+        return self._replace(inputs=inputs, targets=moved(self.targets))
 
 
 @runtime_checkable
@@ -35,7 +40,7 @@ class SequenceData(Protocol):
     input_size: int
     output_size: int
     t_max: int
-    metric: str  # that people read: accuracy, bpc or ppl
+    metric: str  # that people read: accuracy, error, bpc or ppl
     selects_by: str  # accuracy or loss, of the validation split
     carries_state: bool  # whether training batches go on where the ones before ended
     description: str  # what the data are and how many

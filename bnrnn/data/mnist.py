@@ -121,7 +121,7 @@ def _check(path: Path, content: bytes, name: str) -> None:
 
 
 def _mend(data_dir: Path) -> str:
-    return f"fetch it again with `make data` (or `python scripts/prepare_data.py mnist data_dir={data_dir}`)"
+    return f"fetch it again with `make data` (or `python scripts/prepare_data.py mnist --data-dir {data_dir}`)"
 
 
 def _is_good(data_dir: Path, name: str) -> bool:

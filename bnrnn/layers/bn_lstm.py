@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.norm import SequenceBatchNorm, check_batch
 from bnrnn.scan import linear, lstm_scan
@@ -32,6 +33,7 @@ class BNLSTM(RecurrentLayer):
         bias: whether there is a b.
         input_statistics: "sequence" normalizes the input product over batch and time, of unpadded steps alone, as the
             paper's BN-e* and BN-e** readers do (section 5.4).
+        input_eps: eps of the input product where its statistics are "sequence"; None for the same as elsewhere.
         ended_count: whether, in a padded batch, sequences that have ended still count in the statistics with the state
             that they keep, as in the code released for section 5.4; by default they do not.
     """
@@ -49,12 +51,15 @@ class BNLSTM(RecurrentLayer):
         bias: bool = True,
         input_statistics: Literal["frame", "sequence"] = "frame",
         ended_count: bool = False,
+        input_eps: float | None = None,
     ) -> None:
+        if input_eps is not None and input_statistics == "frame":
+            raise BnrnnError(f"input_eps={input_eps} is for input_statistics='sequence': use eps")
         super().__init__(input_size, hidden_size)
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size)) if bias else None
         self.ended_count = ended_count
         over = t_max if input_statistics == "frame" else None
-        self.bn_ih = SequenceBatchNorm(4 * hidden_size, over, gamma_init, eps)
+        self.bn_ih = SequenceBatchNorm(4 * hidden_size, over, gamma_init, eps if input_eps is None else input_eps)
         self.bn_hh = SequenceBatchNorm(4 * hidden_size, t_max, gamma_init, eps)
         self.bn_c = SequenceBatchNorm(hidden_size, t_max, gamma_init, eps, beta=True)
         self.reset_parameters()

@@ -1,0 +1,181 @@
+"""Questions about a passage, answered with one word of the vocabulary (Hermann et al. 2015, arXiv:1506.03340)."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from bnrnn.data.base import Batch
+from bnrnn.errors import BnrnnError
+
+SPECIAL = ("<nil>", "<eos>", "<unk>", "<num>")  # ids 0 to 3
+NIL, UNK, NUM = 0, 2, 3
+POOL = 12  # batches whose questions are sorted by length together, as in the authors' rc_data_iter.py
+SENTENCE_ENDS = frozenset(".!?")
+CLOSING = frozenset(("''", '"', "'", ")"))
+# Words that say nothing about which sentence answers a question.
+STOP_WORDS = """a an and are as at be been but by for from had has have he her his how i in is it its not of on or 's
+said she that the their they this to was were what when where which who will with would you @placeholder"""
+STOPS = frozenset(STOP_WORDS.split())
+
+
+class Question(NamedTuple):
+    """What an attentive reader reads: ids, padded at the end with NIL, and what the answer may be chosen from."""
+
+    passage: Int[Tensor, "T B"]
+    passage_lengths: list[int]
+    question: Int[Tensor, "S B"]
+    question_lengths: list[int]
+    candidates: Int[Tensor, "C B"]  # entities of the passage; a column with fewer than C repeats its first
+
+
+class Split(NamedTuple):
+    """Questions one after the other: ids of passage, question, passage, question ..., where each begins, answers."""
+
+    ids: Int[np.ndarray, " K"]
+    starts: Int[np.ndarray, " 2N+1"]
+    answers: Int[np.ndarray, " N"]
+
+
+class Cloze:
+    """Batches of questions, those of similar length together.
+
+    A pass takes every question once: in random order in training, then sorted by the length of the passage within
+    every `POOL` batches. The N questions are divided evenly among ceil(N / batch_size) batches, so that none is left
+    with a question or two, whose batch statistics would say nothing.
+
+    Args:
+        splits: of `train`, `valid` and `test`.
+        vocabulary: the word of each id; those of `entities` stand together.
+        entities: ids from which an answer may be chosen.
+        permute_entities: whether every training batch gives the entities other names, drawn anew, so that nothing can
+            be learned about any of them.
+        name: which data these are, for people.
+    """
+
+    metric = "error"
+    selects_by = "accuracy"
+    carries_state = False
+
+    def __init__(
+        self,
+        splits: Mapping[str, Split],
+        vocabulary: Sequence[str],
+        entities: range,
+        permute_entities: bool,
+        name: str,
+    ) -> None:
+        for split, questions in splits.items():
+            if len(questions.answers) < 2:
+                raise BnrnnError(f"{name}: {split} has {len(questions.answers)} questions, expected at least 2")
+        self.splits, self.vocabulary, self.entities = dict(splits), list(vocabulary), entities
+        self.permute_entities = permute_entities
+        self.input_size = self.output_size = len(self.vocabulary)
+        self.t_max = int(np.diff(self.splits["train"].starts).max())
+        counts = " / ".join(f"{len(questions.answers):,}" for questions in splits.values())
+        self.description = f"{name}: {counts} questions, {len(self.vocabulary):,} words, {len(entities)} entities"
+
+    def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
+        return {}
+
+    def num_batches(self, split: str, batch_size: int) -> int:
+        return -(-len(self.splits[split].answers) // batch_size)
+
+    def batches(
+        self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
+    ) -> Iterator[Batch]:
+        """One pass from batch `start` on. A generator shuffles, and permutes the entities if that is asked for."""
+        N, total = len(self.splits[split].answers), self.num_batches(split, batch_size)
+        bounds = [N * k // total for k in range(total + 1)]
+        order = np.arange(N) if generator is None else torch.randperm(N, generator=generator).numpy()
+        lengths = np.diff(self.splits[split].starts)[::2]
+        for k in range(0, total, POOL):
+            pool = order[bounds[k] : bounds[min(k + POOL, total)]]
+            pool[:] = pool[np.argsort(-lengths[pool], kind="stable")]
+        which = torch.arange(total) if generator is None else torch.randperm(total, generator=generator)
+        seeds = None if generator is None else torch.randint(2**62, (total,), generator=generator)
+        for n in range(start, total):
+            k = int(which[n])
+            names = torch.arange(len(self.vocabulary))
+            if seeds is not None and self.permute_entities:
+                drawn = torch.randperm(len(self.entities), generator=torch.Generator().manual_seed(int(seeds[n])))
+                names[self.entities.start : self.entities.stop] = self.entities.start + drawn
+            yield self._batch(split, order[bounds[k] : bounds[k + 1]], names)
+
+    def _batch(self, split: str, chosen: Int[np.ndarray, " B"], names: Int[Tensor, " V"]) -> Batch:
+        ids, starts, answers = self.splits[split]
+
+        def read(place: int) -> Int[Tensor, " T"]:
+            return names[torch.from_numpy(ids[starts[place] : starts[place + 1]].astype(np.int64))]
+
+        passages, questions = ([read(2 * n + part) for n in chosen.tolist()] for part in (0, 1))
+        inputs = Question(
+            pad_sequence(passages, padding_value=NIL),
+            [len(x) for x in passages],
+            pad_sequence(questions, padding_value=NIL),
+            [len(x) for x in questions],
+            self._candidates(passages),
+        )
+        return Batch(inputs, names[torch.from_numpy(answers[chosen].astype(np.int64))][None])
+
+    def _candidates(self, passages: list[Int[Tensor, " _"]]) -> Int[Tensor, "C B"]:
+        found = []
+        for passage in passages:
+            entities = passage[(passage >= self.entities.start) & (passage < self.entities.stop)].unique()
+            found.append(entities if len(entities) else torch.arange(self.entities.start, self.entities.stop))
+        size = max(len(entities) for entities in found)
+        return torch.stack([torch.cat([x, x[:1].expand(size - len(x))]) for x in found], dim=1)
+
+
+class Text(NamedTuple):
+    """One question in words, in lower case."""
+
+    passage: list[str]
+    question: list[str]
+    answer: str
+
+
+def tokens(text: str) -> list[str]:
+    """Words, numbers, @entities and signs of running text, in lower case."""
+    return re.findall(r"@\w+|[a-z0-9]+(?:[.,'-][a-z0-9]+)*|``|''|[^\sa-z0-9]", text.lower())
+
+
+def is_number(word: str) -> bool:
+    """Whether the word is one that becomes NUM: digits, and signs between them."""
+    return word[:1].isdigit() and not any(character.isalpha() for character in word)
+
+
+def encode(texts: Iterable[Text], vocabulary: Sequence[str]) -> Split:
+    """Ids of the texts; words that are not in the vocabulary are UNK."""
+    index, ids, starts, answers = {word: i for i, word in enumerate(vocabulary)}, [], [0], []
+    for text in texts:
+        for words in (text.passage, text.question):
+            ids.extend(NUM if is_number(word) else index.get(word, UNK) for word in words)
+            starts.append(len(ids))
+        answers.append(index.get(text.answer, UNK))
+    return Split(np.array(ids, np.int32), np.array(starts), np.array(answers, np.int32))
+
+
+def sentences(words: list[str]) -> list[list[str]]:
+    """Cut after `.`, `!` and `?`, with the quotation marks and brackets that close behind them."""
+    found, begin = [], 0
+    for i, word in enumerate(words):
+        follows = words[i + 1] if i + 1 < len(words) else None
+        ended = word in SENTENCE_ENDS or (word in CLOSING and i > begin and words[i - 1] in SENTENCE_ENDS)
+        if follows is None or (ended and follows not in CLOSING and follows not in SENTENCE_ENDS):
+            found.append(words[begin : i + 1])
+            begin = i + 1
+    return found
+
+
+def most_relevant(passage: list[str], question: list[str], count: int) -> list[tuple[list[str], bool]]:
+    """Every sentence, and whether it is one of the `count` that share most different words with the question (D19)."""
+    wanted = {word for word in question if word not in STOPS and any(c.isalnum() for c in word)}
+    cut = sentences(passage)
+    best = sorted(range(len(cut)), key=lambda n: -len(wanted.intersection(cut[n])))[:count]
+    return [(sentence, n in best) for n, sentence in enumerate(cut)]
