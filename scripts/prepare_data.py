@@ -8,7 +8,7 @@ import os
 from argparse import ArgumentParser
 from pathlib import Path
 
-from bnrnn.data.cnn_qa import MAX_SKIPPED, prepare_cnn_qa
+from bnrnn.data.cnn_qa_prepare import MAX_SKIPPED, prepare_cnn_qa
 from bnrnn.data.mnist import prepare_mnist
 from bnrnn.data.ptb import prepare_ptb
 from bnrnn.data.text8 import prepare_text8

@@ -1,45 +1,18 @@
-"""The CNN questions of Hermann et al. 2015 (arXiv:1506.03340), read once from their .question files into arrays.
-
-    https://www.cnn.com/...
-
-    passage, one line, words and signs apart
-
-    question with one @placeholder
-
-    @entity3
-
-    @entity0:Some Name
-    @entity3:Other Name
-
-The vocabulary is that of the reader released with Cooijmans et al. 2016: words in lower case, numbers as one word, and
-all that occurs more than once in training.
-"""
+"""The CNN questions of Hermann et al. 2015 (arXiv:1506.03340), in the arrays of `bnrnn.data.cnn_qa_prepare`."""
 
 import hashlib
-import io
 import json
-import os
-import re
-import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from bnrnn.data.base import sha256
-from bnrnn.data.cloze import NUM, SPECIAL, UNK, Cloze, Split, Text, is_number, most_relevant
+from bnrnn.data.cloze import SPECIAL, Cloze, Split
 from bnrnn.errors import BnrnnError
 
-SPLITS = {"train": "training", "valid": "validation", "test": "test"}
 COUNTS = {"train": 380_298, "valid": 3_924, "test": 3_198}
 VARIANTS = ("full", "top4")
 PARTS = ("ids", "starts", "answers")
-SHARD = 2000  # files that are read in one go, and lost if it is interrupted
-MAX_SKIPPED = 100  # malformed files
 
 
 class CNNQA(Cloze):
@@ -49,11 +22,11 @@ class CNNQA(Cloze):
         if variant not in VARIANTS:
             raise BnrnnError(f"data.variant is {variant!r}: use {' or '.join(VARIANTS)}")
         folder = Path(data_dir, "cnn_qa", "prepared")
-        index = _index(folder)
+        index = read_index(folder)
         vocabulary = _verified(folder, "vocabulary.txt", index).read_text().splitlines()
         splits = {
-            split: Split(*(np.load(_verified(folder, _name(variant, split, part), index), "r") for part in PARTS))
-            for split in SPLITS
+            split: Split(*(np.load(_verified(folder, array_name(variant, split, part), index), "r") for part in PARTS))
+            for split in COUNTS
         }
         whole = {split: len(questions.answers) for split, questions in splits.items()} == COUNTS
         name = f"{'CNN' if whole else 'a part of the CNN'} questions, {variant}"
@@ -61,219 +34,11 @@ class CNNQA(Cloze):
         super().__init__(splits, vocabulary, entities, permute_entities, name)
 
 
-class Malformed(ValueError):
-    """What is wrong with a .question file."""
-
-
-class Shard(NamedTuple):
-    """What became of some files: ids are of `words`; `kept` says which belong to the shortened variant."""
-
-    words: list[str]
-    ids: np.ndarray
-    starts: np.ndarray
-    answers: np.ndarray
-    kept: np.ndarray
-
-
-def parse(content: bytes) -> Text:
-    """The question in a file, in lower case. Raises Malformed."""
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Malformed(f"byte {error.start} is no UTF-8") from error
-    sections = text.strip("\n").split("\n\n")
-    if len(sections) != 5:
-        raise Malformed(f"{len(sections)} sections with empty lines between, expected 5: URL to entities")
-    passage, question, answer = (section.lower().split() for section in sections[1:4])
-    entities = {line.split(":", 1)[0].lower() for line in sections[4].splitlines()}
-    if not passage or "@placeholder" not in question:
-        raise Malformed("no words in the passage" if not passage else "no @placeholder in the question")
-    if len(answer) != 1 or answer[0] not in entities:
-        raise Malformed(f"the answer {' '.join(answer)!r} is not among the entities")
-    return Text(passage, question, answer[0])
-
-
-def prepare_cnn_qa(data_dir: Path, source: Path | None = None, most_skipped: int = MAX_SKIPPED) -> None:
-    """Make `<data_dir>/cnn_qa/prepared/` from `<source>/questions/{training,validation,test}/*.question`.
-
-    Files are read in parallel, and those that were read stay so if the preparation is interrupted. Malformed ones are
-    named in `prepared/skipped.txt`. Raises BnrnnError for more than `most_skipped` of them.
-    """
-    folder = data_dir / "cnn_qa"
-    if (folder / "prepared/index.json").exists():
-        _index(folder / "prepared")
-        print(f"{folder / 'prepared'}: complete")
-        return
-    if source is None:
-        raise BnrnnError(
-            f"{folder / 'prepared'} is missing: with the questions of Hermann et al. 2015 (cnn/questions/...) at hand, "
-            f"run `python scripts/prepare_data.py cnn_qa --from DIR --data-dir {data_dir}`"
-        )
-    shards = list(_shards(source, folder / "shards"))
-    _read_all(shards, folder, most_skipped)
-    _merge([path for path, _ in shards], folder)
-    shutil.rmtree(folder / "shards")
-    print(f"{folder / 'prepared'}: complete")
-
-
-def _shards(source: Path, folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Where the content of each SHARD files goes, and their names."""
-    for split, theirs in SPLITS.items():
-        found = next((p for p in (source / "questions" / theirs, source / theirs) if p.is_dir()), None)
-        names = sorted(e.path for e in os.scandir(found) if e.name.endswith(".question")) if found else []
-        if not names:
-            raise BnrnnError(f"{source / 'questions' / theirs} has no .question files: is --from the folder cnn?")
-        for n in range(0, len(names), SHARD):
-            yield folder / f"{split}-{n // SHARD:05d}.npz", names[n : n + SHARD]
-
-
-def _read_all(shards: list[tuple[Path, list[str]]], folder: Path, most_skipped: int) -> None:
-    """Read the files of those shards that are not there yet."""
-    (folder / "shards").mkdir(parents=True, exist_ok=True)
-    skipped: list[str] = []
-    total = sum(len(names) for _, names in shards)
-    with ProcessPoolExecutor() as pool, tqdm(total=total, unit=" files", desc="reading", disable=None) as bar:
-        jobs = {pool.submit(_read_shard, path, names): len(names) for path, names in shards}
-        for job in as_completed(jobs):
-            skipped += job.result()
-            bar.update(jobs[job])
-            if len(skipped) > most_skipped:
-                pool.shutdown(cancel_futures=True)
-                break
-    report = folder / "skipped.txt"
-    report.write_text("".join(f"{line}\n" for line in sorted(skipped)))
-    if len(skipped) > most_skipped:
-        first = "\n".join(f"  {line}" for line in skipped[:3])
-        raise BnrnnError(
-            f"more than {most_skipped} .question files are malformed, of which {report} names those found:\n{first}\n"
-            "Unpack the corpus again, or allow for more with --most-skipped N"
-        )
-    if skipped:
-        print(f"{len(skipped)} malformed files were left out, see {report}")
-
-
-def _read_shard(path: Path, names: list[str]) -> list[str]:
-    """Write a shard unless it is there, made of the same files; a line for each file that was left out."""
-    about = path.with_suffix(".json")  # written last
-    digest = sha256("\n".join(names).encode())
-    if about.exists():
-        known = json.loads(about.read_text())
-        if known["names"] == digest:
-            return known["skipped"]
-    skipped, texts = [], []
-    for name in names:
-        try:
-            texts.append(parse(Path(name).read_bytes()))
-        except (Malformed, OSError) as error:
-            skipped.append(f"{name}: {error}")
-    words: dict[str, int] = {}
-    ids: list[int] = []
-    starts, answers, kept = [0], [], []
-    for text in texts:
-        for part in (text.passage, text.question):
-            ids += [words.setdefault(word, len(words)) for word in part]
-            starts.append(len(ids))
-        kept += _kept(text) + [True] * len(text.question)
-        answers.append(words.setdefault(text.answer, len(words)))
-    content = io.BytesIO()
-    np.savez(
-        content,
-        words=np.frombuffer("\n".join(words).encode(), np.uint8),
-        ids=np.array(ids, np.int32),
-        starts=np.array(starts, np.int64),
-        answers=np.array(answers, np.int32),
-        kept=np.array(kept, bool),
-    )
-    _write(path, content.getbuffer())
-    _write(about, json.dumps({"names": digest, "skipped": skipped}).encode())
-    return skipped
-
-
-def _kept(text: Text) -> list[bool]:
-    """Which words of the passage are in the sentences most relevant to the question."""
-    chosen, begin = [False] * len(text.passage), 0
-    for sentence, keep in most_relevant(text.passage, text.question, 4):
-        chosen[begin : begin + len(sentence)] = [keep] * len(sentence)
-        begin += len(sentence)
-    return chosen
-
-
-def _merge(paths: list[Path], folder: Path) -> None:
-    """Put the shards together, in the ids of one vocabulary. index.json is written last and means done."""
-    partial, counts, sizes = folder / "prepared.partial", Counter(), Counter()
-    shutil.rmtree(partial, ignore_errors=True)
-    for variant in VARIANTS:
-        (partial / variant).mkdir(parents=True)
-    for path in tqdm(paths, unit=" shards", desc="counting", disable=None):
-        split, shard = path.name.split("-")[0], _load(path)
-        for name, size in (("full", len(shard.ids)), ("top4", int(shard.kept.sum())), ("n", len(shard.answers))):
-            sizes[split, name] += size
-        if split == "train":
-            found = np.bincount(shard.ids, minlength=len(shard.words)) + np.bincount(
-                shard.answers, minlength=len(shard.words)
-            )
-            counts.update(dict(zip(shard.words, found.tolist(), strict=True)))
-    entities, others = vocabulary(counts)
-    words = [*SPECIAL, *entities, *others]
-    (partial / "vocabulary.txt").write_text("".join(f"{word}\n" for word in words))
-    index = {word: i for i, word in enumerate(words)}
-    for split in SPLITS:
-        own = [path for path in paths if path.name.startswith(split)]
-        for variant in VARIANTS:
-            _concatenate(own, partial, split, variant, index, sizes)
-    shutil.copy(folder / "skipped.txt", partial)
-    files = sorted(p for p in partial.rglob("*") if p.is_file())
-    about: dict[str, Any] = {"num_entities": len(entities), "num_words": len(words)}
-    about["sha256"] = {str(p.relative_to(partial)): _digest(p) for p in files}
-    _write(partial / "index.json", json.dumps(about, indent=1).encode())
-    shutil.rmtree(folder / "prepared", ignore_errors=True)
-    os.replace(partial, folder / "prepared")
-    (folder / "skipped.txt").unlink()
-
-
-def vocabulary(counts: Counter[str]) -> tuple[list[str], list[str]]:
-    """Entities by number, and the other words by count, of those that occur more than once and are no numbers."""
-    common = [word for word, count in counts.items() if count > 1 and not is_number(word)]
-    entities = [word for word in common if re.fullmatch(r"@entity\d+", word)]
-    others = set(common).difference(entities)
-    return sorted(entities, key=lambda word: int(word[7:])), sorted(others, key=lambda word: (-counts[word], word))
-
-
-def _concatenate(
-    paths: Iterable[Path], folder: Path, split: str, variant: str, index: dict[str, int], sizes: Counter[Any]
-) -> None:
-    """Write the three arrays of a split, one shard after the other."""
-    n, k = sizes[split, "n"], sizes[split, variant]
-    shapes = {"ids": (k, np.int32), "starts": (2 * n + 1, np.int64), "answers": (n, np.int32)}
-    ids, starts, answers = (
-        np.lib.format.open_memmap(folder / _name(variant, split, part), "w+", dtype, (size,))
-        for part, (size, dtype) in shapes.items()
-    )
-    done, end = 0, 0
-    for path in paths:
-        shard = _load(path)
-        new = np.array([NUM if is_number(word) else index.get(word, UNK) for word in shard.words] or [UNK], np.int32)
-        own = new[shard.ids] if variant == "full" else new[shard.ids[shard.kept]]
-        before = shard.starts if variant == "full" else np.concatenate([[0], np.cumsum(shard.kept)])[shard.starts]
-        ids[end : end + len(own)] = own
-        starts[2 * done : 2 * done + len(before)] = end + before
-        answers[done : done + len(shard.answers)] = new[shard.answers]
-        done, end = done + len(shard.answers), end + len(own)
-    for array in (ids, starts, answers):
-        array.flush()
-
-
-def _load(path: Path) -> Shard:
-    with np.load(path) as arrays:
-        words = arrays["words"].tobytes().decode().split("\n")
-        return Shard(words, *(arrays[name] for name in Shard._fields[1:]))
-
-
-def _name(variant: str, split: str, part: str) -> str:
+def array_name(variant: str, split: str, part: str) -> str:
     return f"{variant}/{split}.{part}.npy"
 
 
-def _index(folder: Path) -> dict[str, Any]:
+def read_index(folder: Path) -> dict[str, Any]:
     try:
         return json.loads((folder / "index.json").read_text())
     except FileNotFoundError as error:
@@ -286,7 +51,7 @@ def _index(folder: Path) -> dict[str, Any]:
 def _verified(folder: Path, name: str, index: dict[str, Any]) -> Path:
     """The path of a file whose checksum is that of the index."""
     path = folder / name
-    if not path.exists() or _digest(path) != index["sha256"].get(name):
+    if not path.exists() or digest(path) != index["sha256"].get(name):
         raise BnrnnError(
             f"{path} is {'damaged' if path.exists() else 'missing'}: delete {folder} and prepare it again with "
             "`python scripts/prepare_data.py cnn_qa --from DIR`"
@@ -294,12 +59,6 @@ def _verified(folder: Path, name: str, index: dict[str, Any]) -> Path:
     return path
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(path: Path, content: Any) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)

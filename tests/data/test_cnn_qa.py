@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from bnrnn.data import cnn_qa
-from bnrnn.data.cnn_qa import CNNQA, Malformed, parse, prepare_cnn_qa
+from bnrnn.data import cnn_qa_prepare
+from bnrnn.data.cnn_qa import CNNQA
+from bnrnn.data.cnn_qa_prepare import Malformed, parse, prepare_cnn_qa
 from bnrnn.errors import BnrnnError
 from tests.data.cnn_corpus import STORIES, make, spell
 from tests.data.test_cloze import originals, spelled
@@ -26,7 +27,7 @@ SPLITS = {"train": "training", "valid": "validation", "test": "test"}
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(cnn_qa, "SHARD", 5)
+    monkeypatch.setattr(cnn_qa_prepare, "SHARD", 5)
     return make(tmp_path / "cnn", SIZES)
 
 
