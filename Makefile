@@ -21,12 +21,12 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 BRIEF = $(if $(filter smoke,$(BUDGET)),--lengths 100 200 --num-batches 1)
 
 .PHONY: help setup quickstart test lint types check tables data bench sweep-gamma reproduce-fig1 reproduce-fig2 \
-	reproduce-fig3 reproduce-fig4 reproduce-fig5 reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig2 \
-	plan-fig1 plan-fig2 plan-fig3 plan-fig4 plan-fig5 plan-fig6 plan-table5 plan-laurent2015-fig2
+	reproduce-fig3 reproduce-fig4 reproduce-fig5 reproduce-attention reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig2 \
+	plan-fig1 plan-fig2 plan-fig3 plan-fig4 plan-fig5 plan-attention plan-fig6 plan-table5 plan-laurent2015-fig2
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z%0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%0-9_-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Options of reproduce-... and sweep-...: BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2"
 	@echo "  LAUNCHER=slurm OUT=results ARGS='any hydra override'. BNRNN_DATA: the folder of the data sets."
 
@@ -99,8 +99,12 @@ reproduce-fig4: reproduce-fig4a reproduce-table4  ## questions about CNN passage
 
 reproduce-fig4_small: reproduce-fig4_small_equal reproduce-fig4_small_fair  ## the same on bAbI and IE-ER, three ways
 
+reproduce-attention: reproduce-fig4_small_fair  ## where the readers of bAbI look
+	$(PYTHON) experiments/cooijmans2016/attention.py --out-dir $(OUT)
+
 plan-fig2: plan-table1
 plan-fig4: plan-fig4a plan-table4
+plan-attention: plan-fig4_small_fair
 plan-fig4_small: plan-fig4_small_equal plan-fig4_small_fair
 plan-fig3 plan-fig5: plan-table2
 plan-fig6: plan-fig6_pmnist plan-fig6_ptb

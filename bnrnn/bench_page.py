@@ -77,6 +77,20 @@ def render_replicas(found: dict[str, Any]) -> str:
     )
 
 
+def render_readers(found: dict[str, Any]) -> str:
+    median = found["median_ms"]
+    ones = {"bn_e_star": "lstm", "bn_e_star_star": "lstm, both directions"}
+    table = []
+    for name, time in median.items():
+        one = ones.get(name.removesuffix(", masked"))
+        ratio = time / median[one] if one else None
+        verdict = [NONE] * 3 if ratio is None else [one, f"{ratio:.2f}", "yes" if ratio <= found["target"] else "no"]
+        table.append([name, ms(time), f"{time / median['lstm']:.2f}", *verdict])
+    header = ["reader", "ms", "over lstm", "as many directions", "over that", f"at most {found['target']}"]
+    about = f"Questions about passages of up to {found['T']} steps, B {found['B']}, 240 units, forward and backward."
+    return f"{about}\n\n{markdown(header, table)}"
+
+
 def render_short(result: dict[str, Any]) -> str:
     """The ratios alone, as README shows them."""
     return f"{about(result)}\n{render_ratios(result['rows'])}"
@@ -91,6 +105,7 @@ def render(result: dict[str, Any]) -> str:
         "## Memory that a step adds at its peak, over what `nn.LSTM` adds": result["memory"]
         and render_memory(result["memory"]),
         "## Replicas": render_replicas(result["replicas"]),
+        "## Attentive readers": "readers" in result and render_readers(result["readers"]),
     }
     return "\n".join(f"{title}\n\n{text}" for title, text in parts.items() if text)
 

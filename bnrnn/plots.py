@@ -217,6 +217,21 @@ def draw_population_statistics(
     save(fig, path)
 
 
+def draw_attention(questions: list[dict[str, Any]], path: Path) -> None:
+    """A panel a question: words of the passage from left to right, a line a reader, the darker the more attention."""
+    longest_passage = max(len(question["passage"]) for question in questions)
+    size = (2.5 + 0.3 * longest_passage, 2.4 * len(questions))
+    fig, panels = plt.subplots(len(questions), 1, figsize=size, squeeze=False)
+    for ax, question in zip(panels[:, 0], questions, strict=True):
+        readers = question["readers"]
+        ax.imshow([reader["attention"] for reader in readers.values()], cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        ax.set_xticks(range(len(question["passage"])), question["passage"], rotation=90, fontsize=8)
+        names = [f"{label(setting)}: {reader['answer']}" for setting, reader in readers.items()]
+        ax.set_yticks(range(len(readers)), names, fontsize=8)
+        ax.set_title(f"{' '.join(question['question'])}  {question['answer']}", fontsize=9, loc="left")
+    save(fig, path)
+
+
 def save(fig: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.tight_layout()

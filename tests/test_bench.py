@@ -30,6 +30,8 @@ PLAN = Plan("tiny", full_length=True, memory=False, threads=(1,), error_T=2, sec
 def _engines(monkeypatch):
     # Without Triton's kernels, which tests run in Python: nothing to time.
     monkeypatch.setattr(bench, "BACKENDS", ("auto", "reference", "fused", "cpu"))
+    for name in ("T", "B", "S", "V"):
+        monkeypatch.setattr(bench_reader, name, 4)
     yield
     set_backend("auto")
 
@@ -128,7 +130,11 @@ def test_the_page_says_what_was_measured():
         assert line in page.splitlines()
     assert "a processor, torch 2.13.0, float32, 2025-01-31, commit 0123456789ab" in page
     assert "4.00 times the time of one" in page
-    assert "Memory" not in render(stored(memory=[]))
+    assert "Memory" not in render(stored(memory=[])) and "readers" not in page
+    median = {"lstm": 100.0, "lstm, both directions": 200.0, "bn_e_star": 131.0, "bn_e_star_star, masked": 240.0}
+    page = render(stored(readers={"T": 40, "B": 40, "target": 1.3, "ms": {}, "median_ms": median}))
+    assert "| bn_e_star | 131 | 1.31 | lstm | 1.31 | no |" in page
+    assert "| bn_e_star_star, masked | 240 | 2.40 | lstm, both directions | 1.20 | yes |" in page
 
 
 def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
@@ -139,6 +145,7 @@ def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
     assert [(row["shape"], row["T"], row["error_T"]) for row in result["rows"]] == [("S1", 4, 2), ("S2", 4, 2)]
     assert result["rows"][0]["met"] is True and result["rows"][1]["target"] is None
     assert set(result["rows"][0]["ms"]) == {NN_LSTM, NAIVE, *bench.engines(CPU)}
+    assert result["readers"]["T"] == 4 and set(result["readers"]["ms"]) == set(bench_reader.READERS)
     assert result["replicas"]["R"] == 16 and set(result["replicas"]["ms"]) == {"R=1", "R=16", "16 calls"}
     assert result["commit"] and result["environment"]["torch"] == torch.__version__
     assert "error against float64" in printed.err

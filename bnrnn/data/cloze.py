@@ -107,6 +107,10 @@ class Cloze:
                 names[self.entities.start : self.entities.stop] = self.entities.start + drawn
             yield self._batch(split, order[bounds[k] : bounds[k + 1]], names)
 
+    def select(self, split: str, chosen: Int[np.ndarray, " B"]) -> Batch:
+        """The questions at these places of a split."""
+        return self._batch(split, chosen, torch.arange(len(self.vocabulary)))
+
     def _batch(self, split: str, chosen: Int[np.ndarray, " B"], names: Int[Tensor, " V"]) -> Batch:
         ids, starts, answers = self.splits[split]
 

@@ -1,0 +1,92 @@
+"""Where the five readers look: attention over the passages of a few bAbI test questions.
+
+    python experiments/cooijmans2016/attention.py [--data-dir DIR] [--out-dir DIR]
+
+Reads the finished runs of the small Fig. 4a in --out-dir, of its lowest seed, with population statistics.
+"""
+
+import os
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bnrnn import plots
+from bnrnn.data.cloze import Cloze
+from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.evidence import load_claim, load_trained, sweep, trained_runs
+from bnrnn.results import provenance
+from bnrnn.tables import markdown, publish
+
+KEY = "cooijmans2016/attention"
+
+
+@torch.no_grad()
+def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
+    claim = load_claim(KEY)
+    runs = [run for run in trained_runs(claim["models"], results_dir) if run.overrides["data"] == claim["data"]]
+    if not runs:
+        raise BnrnnError(f"{results_dir / claim['models']} has no model trained on {claim['data']}: train one first")
+    seed = min(run.seed for run in runs)
+    by_setting = {run.overrides["setting"]: run for run in runs if run.seed == seed}
+    questions: list[dict[str, Any]] = []
+    for setting in sweep(claim["models"])["setting"]:
+        if setting in by_setting:
+            model, data = load_trained(by_setting[setting], data_dir)
+            inputs, targets = chosen(data, claim["words"], claim["count"])
+            weights, answers = model.attention(inputs), model(inputs)[0][0].argmax(-1)
+            for b, (n, m) in enumerate(zip(inputs.passage_lengths, inputs.question_lengths, strict=True)):
+                if len(questions) <= b:
+                    passage, question = ([data.vocabulary[i] for i in ids[:size, b].tolist()] for ids, size in (
+                        (inputs.passage, n), (inputs.question, m)))  # fmt: skip
+                    answer = data.vocabulary[int(targets[0, b])]
+                    questions.append({"passage": passage, "question": question, "answer": answer, "readers": {}})
+                attention = [round(weight, 4) for weight in weights[:n, b].tolist()]
+                answered = data.vocabulary[int(answers[b])]
+                questions[b]["readers"][setting] = {"answer": answered, "attention": attention}
+    first = by_setting[next(iter(questions[0]["readers"]))].result
+    about = {"updates": first.updates, "data": first.data, "seed": seed}
+    return {"name": KEY, **provenance(), **about, "questions": questions}
+
+
+def chosen(data: Cloze, words: list[int], count: int) -> Any:
+    """Inputs and targets of the first questions of the test whose passages have so many words."""
+    lengths = torch.from_numpy(data.splits["test"].starts).diff()[::2]
+    places = ((lengths >= words[0]) & (lengths <= words[1])).nonzero()[:count, 0]
+    batch = data.select("test", places.numpy())
+    return batch.inputs, batch.targets
+
+
+def render(result: dict[str, Any]) -> str:
+    claim, rows = load_claim(KEY), []
+    for question in result["questions"]:
+        of_answer = [i for i, word in enumerate(question["passage"]) if word == question["answer"]]
+        for setting, reader in question["readers"].items():
+            share = sum(reader["attention"][i] for i in of_answer)
+            top = max(range(len(reader["attention"])), key=reader["attention"].__getitem__)
+            rows.append([" ".join(question["question"]), question["answer"], f"`{setting}`", reader["answer"],
+                         question["passage"][top], f"{share:.2f}"])  # fmt: skip
+    header = ["question", "answer", "reader", "its answer", "word it looks at most", "weight on the answer's word"]
+    caption = (
+        f"Population statistics, seed {result['seed']}, after up to {result['updates']:,} updates. {result['data']} "
+        "(Weston et al. 2015).\n"
+    )
+    return f"# {claim['title']}\n\n{caption}\n{markdown(header, rows)}\n![Attention](attention.png)\n"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    plots.draw_attention(result["questions"], path)
+
+
+def main() -> None:
+    parser = ArgumentParser(description="Attention of the readers of Cooijmans et al. 2016")
+    parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
+    parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    publish(KEY, measure(args.data_dir, args.out_dir), args.out_dir, render, draw)
+
+
+if __name__ == "__main__":
+    report_errors(main)
