@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from bnrnn.data.cloze import Question
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
+from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.norm import SequenceBatchNorm
 from bnrnn.stack import Stack, reverse
 
@@ -96,7 +97,7 @@ class AttentiveReader(nn.Module):
             nn.ModuleList(Stack(layer, H, H, t_max=t_max) for _ in range(D)) for _ in range(2)
         )
         for module in self.modules():
-            if hasattr(module, "ended_count"):  # of a recurrent layer that normalizes
+            if isinstance(module, BNLSTM):
                 module.ended_count = padding == "zeros"
         self.initial_h = nn.Parameter(torch.zeros(2, D, H))  # of passage and question; c begins with 0
         self.bilinear = nn.Linear(D * H, H, bias=False) if bilinear else None

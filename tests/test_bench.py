@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from bnrnn import bench
+from bnrnn import bench, bench_reader
 from bnrnn.bench import NAIVE, NN_LSTM, NaiveLSTM, Plan, Shape, judge, judge_times
 from bnrnn.bench_page import render
 from bnrnn.errors import BnrnnError
