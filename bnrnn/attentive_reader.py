@@ -51,7 +51,7 @@ class AttentiveReader(nn.Module):
     A passage of length 0 only fills the batch up: its logits are 0, and it does not count in any statistic.
 
     Args:
-        layer: builds one direction of an encoder from (input_size, hidden_size, t_max=...).
+        layer: builds one direction of an encoder, an LSTM of any kind, from (input_size, hidden_size, t_max=...).
         hidden_size: of one direction, of the word vectors, of both tanh.
         input_size, output_size: number of words.
         t_max: longest passage or question in training.
@@ -152,7 +152,7 @@ class AttentiveReader(nn.Module):
         for d, stack in enumerate(encoder):
             given = reverse(x, ended) if d else x
             h = initial_h[d].expand(1, x.shape[1], -1)
-            state = tuple(h if name == "h" else torch.zeros_like(h) for name in stack.state_names)
+            state = (h, torch.zeros_like(h))
             if self.padding == "wrap":
                 t = torch.arange(len(x), device=x.device)[:, None] % ended
                 y, _ = stack(given.gather(0, t[..., None].expand_as(x)), state)

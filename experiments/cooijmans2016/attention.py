@@ -33,7 +33,8 @@ def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
     questions: list[dict[str, Any]] = []
     for setting in sweep(claim["models"])["setting"]:
         if setting in by_setting:
-            model, data = load_trained(by_setting[setting], data_dir)
+            loaded: Any = load_trained(by_setting[setting], data_dir)
+            model, data = loaded
             inputs, targets = chosen(data, claim["words"], claim["count"])
             weights, answers = model.attention(inputs), model(inputs)[0][0].argmax(-1)
             for b, (n, m) in enumerate(zip(inputs.passage_lengths, inputs.question_lengths, strict=True)):
