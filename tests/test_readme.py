@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -29,6 +30,14 @@ def test_every_training_command_composes(command):
     overrides = [o for o in command.split("bnrnn.train")[1].split() if not o.startswith("-")]
     cfg = compose_config(*(re.sub(r"=([^,\s]+),\S*", r"=\1", o) for o in overrides))
     assert cfg.model and cfg.budget.updates > 0
+
+
+def test_every_script_knows_its_options():
+    scripts = [command.split() for command in COMMANDS if command.startswith("python scripts/")]
+    assert scripts
+    for _, script, *arguments in scripts:
+        run = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True)
+        assert all(option in run.stdout for option in arguments if option.startswith("--"))
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS)))
