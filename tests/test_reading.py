@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bnrnn.data.cnn_qa_prepare import prepare_cnn_qa
-from bnrnn.evidence import ROOT, compose_config
+from bnrnn.evidence import ROOT, compose_config, load_analysis
 from bnrnn.log import read_jsonl
 from bnrnn.results import Result
 from bnrnn.train import build, train
@@ -100,3 +100,32 @@ def test_entities_are_renamed_in_training_and_in_its_statistics_alone(monkeypatc
     assert torch.equal(batch.inputs.passage, again.inputs.passage)
     valid = [next(data.batches("valid", 4)).inputs.passage for _ in range(2)]
     assert torch.equal(*valid)
+
+
+def test_the_picture_of_attention_shows_every_reader_that_was_trained(tmp_path, monkeypatch):
+    from bnrnn.data import babi
+    from tests.data.test_babi import write
+
+    monkeypatch.setattr(babi, "NUM_QUESTIONS", 20)
+    story = "".join(f"{n} Mary went to the room{n}.\n" for n in range(1, 6)) + "6 Where is Mary? \troom5\t5\n"
+    for split in ("train", "test"):
+        write(tmp_path / "babi/tasks.tar.gz", f"tasks/en/qa1_single_{split}.txt", story * 20)
+    for setting in ("lstm_reader", "bn_e_star_star"):
+        cfg = compose_config(*SMALL, "data=babi_qa1", f"setting={setting}", f"data_dir={tmp_path}")
+        given = dict(override.split("=") for override in SMALL[1:])
+        overrides = {"data": "babi_qa1", "seed": "0", "setting": setting, **given}
+        name = ",".join(f"{k}={v}" for k, v in overrides.items())
+        train(cfg, tmp_path / "cooijmans2016/fig4_small_fair/paper" / name, overrides)
+    analysis = load_analysis("cooijmans2016/attention")
+    assert analysis is not None
+    result = analysis.measure(str(tmp_path), tmp_path)
+    assert len(result["questions"]) == 3
+    for question in result["questions"]:
+        assert question["question"] == ["where", "is", "mary", "?"] and question["answer"] == "room5"
+        assert list(question["readers"]) == ["lstm_reader", "bn_e_star_star"]
+        for reader in question["readers"].values():
+            assert len(reader["attention"]) == len(question["passage"]) == 30
+            assert sum(reader["attention"]) == pytest.approx(1, abs=0.01)
+    assert analysis.render(result).count("where is mary ?") == 6
+    analysis.draw(result, tmp_path / "attention.png")
+    assert (tmp_path / "attention.png").stat().st_size > 10_000
