@@ -111,11 +111,10 @@ def test_the_picture_of_attention_shows_every_reader_that_was_trained(tmp_path, 
     for split in ("train", "test"):
         write(tmp_path / "babi/tasks.tar.gz", f"tasks/en/qa1_single_{split}.txt", story * 20)
     for setting in ("lstm_reader", "bn_e_star_star"):
-        cfg = compose_config(*SMALL, "data=babi_qa1", f"setting={setting}", f"data_dir={tmp_path}")
-        given = dict(override.split("=") for override in SMALL[1:])
-        overrides = {"data": "babi_qa1", "seed": "0", "setting": setting, **given}
-        name = ",".join(f"{k}={v}" for k, v in overrides.items())
-        train(cfg, tmp_path / "cooijmans2016/fig4_small_fair/paper" / name, overrides)
+        overrides = {"data": "babi_qa1", "seed": "0", "setting": setting}
+        pairs = [f"{key}={value}" for key, value in overrides.items()]
+        cfg = compose_config("experiment=cooijmans2016/fig4_small_fair", "budget=smoke", f"data_dir={tmp_path}", *pairs)
+        train(cfg, tmp_path / "cooijmans2016/fig4_small_fair/smoke" / ",".join(pairs), overrides)
     analysis = load_analysis("cooijmans2016/attention")
     assert analysis is not None
     result = analysis.measure(str(tmp_path), tmp_path)
