@@ -89,7 +89,7 @@ def test_from_question_files_to_a_result(tmp_path):
     for path in results:
         result = Result.read(path)
         assert result.status == "finished" and 0 <= result.metrics["test/error"] <= 1
-        assert result.data.startswith("a part of the CNN questions, top4: 40 / 10 / 10 questions")
+        assert result.data.startswith("a part of the CNN questions, top4 (the passage has the answer to")
         assert [r["update"] for r in read_jsonl(path.parent / "metrics.jsonl") if "valid/error" in r]
 
 

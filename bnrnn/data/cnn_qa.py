@@ -16,7 +16,10 @@ PARTS = ("ids", "starts", "answers")
 
 
 class CNNQA(Cloze):
-    """`variant`: "full" passages, or "top4", the four sentences of each most relevant to its question."""
+    """`variant`: "full" passages, or "top4", the four sentences of each most relevant to its question.
+
+    Of those, the paper's had the answer to 57 % of the validation questions; the description says how many ours have.
+    """
 
     def __init__(self, data_dir: str, variant: str = "full", permute_entities: bool = True) -> None:
         if variant not in VARIANTS:
@@ -30,6 +33,8 @@ class CNNQA(Cloze):
         }
         whole = {split: len(questions.answers) for split, questions in splits.items()} == COUNTS
         name = f"{'CNN' if whole else 'a part of the CNN'} questions, {variant}"
+        if variant == "top4":
+            name += f" (the passage has the answer to {index['answered']:.0%} of the validation questions)"
         entities = range(len(SPECIAL), len(SPECIAL) + index["num_entities"])
         super().__init__(splits, vocabulary, entities, permute_entities, name)
 

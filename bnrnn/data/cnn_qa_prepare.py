@@ -186,6 +186,7 @@ def _merge(paths: list[Path], folder: Path) -> None:
         split, shard = path.name.split("-")[0], _load(path)
         for name, size in (("full", len(shard.ids)), ("top4", int(shard.kept.sum())), ("n", len(shard.answers))):
             sizes[split, name] += size
+        sizes[split, "answered"] += answered(shard)
         if split == "train":
             found = np.bincount(shard.ids, minlength=len(shard.words)) + np.bincount(
                 shard.answers, minlength=len(shard.words)
@@ -201,12 +202,22 @@ def _merge(paths: list[Path], folder: Path) -> None:
             _concatenate(own, partial, split, variant, index, sizes)
     shutil.copy(folder / "skipped.txt", partial)
     files = sorted(p for p in partial.rglob("*") if p.is_file())
-    about: dict[str, Any] = {"num_entities": len(entities), "num_words": len(words)}
+    share = sizes["valid", "answered"] / max(1, sizes["valid", "n"])
+    about: dict[str, Any] = {"num_entities": len(entities), "num_words": len(words), "answered": round(share, 4)}
     about["sha256"] = {str(p.relative_to(partial)): digest(p) for p in files}
     _write(partial / "index.json", json.dumps(about, indent=1).encode())
     shutil.rmtree(folder / "prepared", ignore_errors=True)
     os.replace(partial, folder / "prepared")
     (folder / "skipped.txt").unlink()
+
+
+def answered(shard: Shard) -> int:
+    """How many shortened passages have the answer to their question."""
+    starts = shard.starts
+    return sum(
+        bool((shard.kept[a:b] & (shard.ids[a:b] == answer)).any())
+        for a, b, answer in zip(starts[:-1:2], starts[1::2], shard.answers, strict=True)
+    )
 
 
 def vocabulary(counts: Counter[str]) -> tuple[list[str], list[str]]:

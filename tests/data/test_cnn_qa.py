@@ -64,6 +64,9 @@ def test_the_shortened_passages_are_the_four_most_relevant_sentences(corpus, tmp
         assert rest == same and len(kept) < len(whole)
         assert collections.Counter(kept) <= collections.Counter(whole)
         assert sum(w in (".", "!", "?") for w in kept) == 4
+    validation = originals(CNNQA(str(tmp_path), "top4"), "valid")
+    share = sum(answer in passage for passage, _, answer in validation) / len(validation)
+    assert f"(the passage has the answer to {share:.0%} of the validation" in CNNQA(str(tmp_path), "top4").description
     bridge = next(p for p, q, _ in short if "mayor" in q)
     assert " ".join(bridge).startswith(
         "@entity1 ( @entity0 ) -- the mayor of @entity2 , @entity5 , opened a new bridge"
