@@ -26,7 +26,7 @@ class RecurrentLayer(nn.Module):
     Subclasses set `num_gates`, `state_names` and `scan`.
     """
 
-    num_gates: ClassVar[int]
+    num_gates: int
     state_names: ClassVar[tuple[str, ...]]
     has_engines: ClassVar[bool] = True  # whether bnrnn.scan has several for its recurrence, or the reference alone
     checks_finite = True  # a stack does it once, for its own input

@@ -18,10 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
-from bnrnn.scan import lstm, lstm_cpu, norm
+from bnrnn.scan import lstm, lstm_cpu, norm, rhn
 from bnrnn.scan.lstm import Statistics
 from bnrnn.scan.lstm_cpu import CpuEngine, library
 from bnrnn.scan.lstm_fused import AtenEngine, fused_scan
+from bnrnn.scan.rhn import RHNStatistics
+from bnrnn.scan.rhn_fused import rhn_fused_scan
 
 BACKENDS = ("auto", "reference", "fused", "cpu", "triton")
 _chosen = "auto"
@@ -123,6 +125,22 @@ def lstm_scan(
         run = _replicated(name) if x_proj.dim() == 4 else _single(name)
         y, (h, c), used = run(x_proj, h, c, weight_hh, overwrite=overwrite, population=population, **kwargs)
     return y.to(given), (h.to(of_h), c.to(of_c)), used
+
+
+def rhn_scan(
+    x_proj: Tensor, s: Tensor, weight: Tensor, *, population: RHNStatistics | None = None, **kwargs: Any
+) -> tuple[Tensor, Tensor, RHNStatistics]:
+    """bnrnn.scan.rhn.rhn_scan by the chosen engine, `reference` or `fused`; bfloat16 and float16 as in `lstm_scan`."""
+    low = torch.get_autocast_dtype(x_proj.device.type) if torch.is_autocast_enabled(x_proj.device.type) else None
+    given, of_s = x_proj.dtype, s.dtype
+    if low is not None or given in (torch.bfloat16, torch.float16):
+        kwargs = {k: _raised(v) for k, v in kwargs.items()}
+        x_proj, s, weight = map(_raised, (x_proj, s, weight))
+        population = population and RHNStatistics(*map(_raised, population))
+    run = rhn.rhn_scan if _chosen == "reference" else partial(rhn_fused_scan, product_dtype=low)
+    with torch.autocast(x_proj.device.type, enabled=False):
+        y, s, used = run(x_proj, s, weight, population=population, **kwargs)
+    return y.to(given), s.to(of_s), used
 
 
 def _check(x_proj: Tensor, population: Statistics | None, others: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bnrnn.scan.lstm import Statistics
-from bnrnn.scan.norm import variance
+from bnrnn.scan.norm import standardize, through_norm
 
 PARAMETERS = ("gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c")
 
@@ -67,31 +67,6 @@ class Engine(Protocol):
         ...
 
 
-# native_batch_norm and its backward are several operations in one, each a tenth of var_mean's time on a CPU.
-def _standardize(v: Tensor, mean: Tensor, var: Tensor, s: Sequence) -> Tensor:
-    """(v - mean) / sqrt(var + eps), after writing the batch's own statistics into mean and var if those count."""
-    if not s.batch:
-        return (v - mean) * (var + s.eps).rsqrt()
-    v, mean_now, rstd = torch.native_batch_norm(v, None, None, None, None, True, 0.0, s.eps)
-    mean.copy_(mean_now)
-    var.copy_(variance(rstd, s.eps))
-    return v
-
-
-def _through_norm(
-    dv: Tensor, v: Tensor, gamma: Tensor, var: Tensor, s: Sequence, dgamma: Tensor, dbeta: Tensor | None
-) -> Tensor:
-    """Gradient with respect to what was normalized to v, given that of v's scaled form; adds to dgamma and dbeta."""
-    zero, one = torch.zeros_like(var), torch.ones_like(var)
-    dx, sum_v, total = torch.ops.aten.native_batch_norm_backward(
-        dv, v, gamma, zero, one, zero, one, s.batch, 0.0, [True, True, True]
-    )
-    dgamma += sum_v
-    if dbeta is not None:
-        dbeta += total
-    return dx * (var + s.eps).rsqrt()
-
-
 class AtenEngine:
     """Steps in torch's own operations: any device, any dtype."""
 
@@ -103,9 +78,9 @@ class AtenEngine:
             n, counted = s.running(t), s.counted(t)
             u = (h[:counted].to(weight.dtype) @ weight).to(h.dtype)
             if gamma_hh is not None:
-                u = _standardize(u, mean_hh[t], var_hh[t], s)  # pyright: ignore
+                u = standardize(u, mean_hh[t], var_hh[t], s.eps, s.batch)  # pyright: ignore
             if gamma_ih is not None:
-                s.x[t, :counted] = _standardize(s.x[t, :counted], mean_ih[t], var_ih[t], s)  # pyright: ignore
+                s.x[t, :counted] = standardize(s.x[t, :counted], mean_ih[t], var_ih[t], s.eps, s.batch)  # pyright: ignore
             if s.u is not None:
                 s.u[t, :counted] = u
             i, f, g, o = self._gates(s, u[:n], s.x[t, :n])
@@ -113,7 +88,7 @@ class AtenEngine:
             c = s.c[t]
             z = c[:n]
             if gamma_c is not None:
-                z = _standardize(c[:counted], mean_c[t], var_c[t], s)[:n] * gamma_c  # pyright: ignore
+                z = standardize(c[:counted], mean_c[t], var_c[t], s.eps, s.batch)[:n] * gamma_c  # pyright: ignore
             y[t, :n], y[t, n:] = o * (z if beta_c is None else z + beta_c).tanh(), h[n:]
             h = y[t]
 
@@ -153,7 +128,7 @@ class AtenEngine:
         dz = torch.zeros_like(c)
         dz[:n] = dh * o * (1 - tanh_z.square())
         if gamma_c is not None and var_c is not None:
-            dz = _through_norm(dz, c_hat, gamma_c, var_c, s, grads["gamma_c"], grads.get("beta_c"))
+            dz = through_norm(dz, c_hat, gamma_c, var_c, s.eps, s.batch, grads["gamma_c"], grads.get("beta_c"))
         elif beta_c is not None:
             grads["beta_c"] += dz.sum(0)
         dc[:counted] += dz
@@ -168,7 +143,7 @@ class AtenEngine:
             if gamma is None or var is None:
                 v.copy_(da)
             else:
-                v.copy_(_through_norm(da, v, gamma, var, s, grads[name], None))
+                v.copy_(through_norm(da, v, gamma, var, s.eps, s.batch, grads[name], None))
         s.u[t, counted:] = 0
         s.x[t, counted:] = 0
 

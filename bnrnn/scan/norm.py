@@ -26,6 +26,31 @@ def variance(rstd: Tensor, eps: float) -> Tensor:
     return (rstd.detach() ** -2 - eps).clamp_min(0.0)
 
 
+# native_batch_norm and its backward are several operations in one, each a tenth of var_mean's time on a CPU.
+def standardize(v: Tensor, mean: Tensor, var: Tensor, eps: float, batch: bool) -> Tensor:
+    """(v - mean) / sqrt(var + eps), after writing the batch's own statistics into mean and var if those count."""
+    if not batch:
+        return (v - mean) * (var + eps).rsqrt()
+    v, mean_now, rstd = torch.native_batch_norm(v, None, None, None, None, True, 0.0, eps)
+    mean.copy_(mean_now)
+    var.copy_(variance(rstd, eps))
+    return v
+
+
+def through_norm(
+    dv: Tensor, v: Tensor, gamma: Tensor, var: Tensor, eps: float, batch: bool, dgamma: Tensor, dbeta: Tensor | None
+) -> Tensor:
+    """Gradient with respect to what was normalized to v, given that of v's scaled form; adds to dgamma and dbeta."""
+    zero, one = torch.zeros_like(var), torch.ones_like(var)
+    dx, sum_v, total = torch.ops.aten.native_batch_norm_backward(
+        dv, v, gamma, zero, one, zero, one, batch, 0.0, [True, True, True]
+    )
+    dgamma += sum_v
+    if dbeta is not None:
+        dbeta += total
+    return dx * (var + eps).rsqrt()
+
+
 def moments(x: Float[Tensor, "B F"]) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
     """Mean and biased variance over the batch, both detached."""
     # var_mean over the leading axis takes ten times as long on a CPU.

@@ -1,0 +1,85 @@
+"""Batch-normalized recurrent highway network, Zhang et al. 2017, section 3.
+
+A recurrent highway network (bnrnn.layers.rhn) whose gates need not be coupled, with batch normalization of "the
+inputs of each recurrence loop". The paper can be read in three ways (Z1):
+
+    "every":  a_d = R_d BN(s_{d-1}) + [d = 1] BN(W x) + b_d     every highway layer's input; the carried state is not
+    "first":  the same for d = 1 alone                          only what comes in from the step before and from x
+    "sum":    a_d = BN(R_d s_{d-1} + [d = 1] W x), shift b_d    what goes into the gates
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from bnrnn.errors import BnrnnError
+from bnrnn.layers.rhn import RHN
+from bnrnn.norm import SequenceBatchNorm, check_batch
+from bnrnn.scan.rhn import RHNStatistics
+
+PLACES = ("every", "first", "sum")
+
+
+class BNRHN(RHN):
+    """`y, (s,) = BNRHN(input_size, hidden_size, t_max)(x, state=None)`; arguments as RHN.
+
+    Args:
+        t_max: length of the training sequences; later steps are evaluated with the statistics of the last.
+        place: of the normalization, one of `PLACES`; None for none at all.
+        gamma_init: start of the scales. The paper has no number; 1 is batch normalization's own.
+        eps: added to each variance; the default of the paper's framework.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        t_max: int,
+        depth: int = 3,
+        coupled: bool = False,
+        transform_bias: float = -2.0,
+        place: str | None = "every",
+        gamma_init: float = 1.0,
+        eps: float = 1e-3,
+    ) -> None:
+        if place not in (None, *PLACES):
+            raise BnrnnError(f"place={place!r} is unknown: use None, {', '.join(map(repr, PLACES))}")
+        super().__init__(input_size, hidden_size, t_max, depth, coupled, transform_bias)
+        H, G, self.bn_x, self.bn_s, self.bn_sum = hidden_size, self.num_gates * hidden_size, None, None, None
+        if place in ("every", "first"):
+            num_layers = depth if place == "every" else 1
+            self.bn_x = SequenceBatchNorm(G, t_max, gamma_init, eps)
+            self.bn_s = SequenceBatchNorm(num_layers * H, t_max, gamma_init, eps, beta=True)
+        if place == "sum":
+            self.bn_sum = SequenceBatchNorm(depth * G, t_max, gamma_init, eps)
+
+    def normalization(self, x_proj: Tensor, t_start: int) -> dict[str, Any]:
+        norms = {
+            "x": (self.bn_x, (-1,)),
+            "s": (self.bn_s, (-1, self.hidden_size)),
+            "z": (self.bn_sum, (self.depth, -1)),
+        }
+        options: dict[str, Any] = {}
+        statistics: dict[str, Tensor] = {}
+        for name, (norm, shape) in norms.items():
+            if norm is None:
+                continue
+            options[f"gamma_{name}"], options["eps"] = norm.gamma.view(shape), norm.eps
+            if norm.beta is not None:
+                options[f"beta_{name}"] = norm.beta.view(shape)
+            population = norm.population(t_start, len(x_proj))
+            if population is None:
+                check_batch(x_proj)
+            else:
+                of_step = (len(x_proj), *shape)
+                statistics |= {
+                    f"{what}_{name}": p.reshape(of_step) for what, p in zip(("mean", "var"), population, strict=True)
+                }
+        return options | {"population": RHNStatistics(**statistics) if statistics else None}
+
+    def collect(self, t_start: int, used: RHNStatistics, batch_sizes: list[int] | None) -> None:
+        pairs = ((self.bn_x, used.mean_x, used.var_x), (self.bn_s, used.mean_s, used.var_s),
+                 (self.bn_sum, used.mean_z, used.var_z))  # fmt: skip
+        for norm, mean, var in pairs:
+            if norm is not None and mean is not None and var is not None:
+                norm.collect(t_start, mean.flatten(1), var.flatten(1), batch_sizes)

@@ -1,0 +1,78 @@
+"""Recurrent highway network, Zilly et al. 2016 (arXiv:1607.03474), eqs. 6-9.
+
+    s_0 = s_D of the step before
+    a_d = R_d s_{d-1} + [d = 1] W x + b_d,   h, t, c = tanh(a_d), σ(a_d), σ(a_d)   each of its own part
+    s_d = h ⊙ t + s_{d-1} ⊙ c,   d = 1 ... D;   c = 1 - t where the gates are coupled
+
+The output is s_D.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bnrnn.errors import BnrnnError
+from bnrnn.layers.base import RecurrentLayer, State
+from bnrnn.scan import linear, rhn_scan
+from bnrnn.scan.rhn import RHNStatistics
+
+
+class RHN(RecurrentLayer):
+    """`y, (s,) = RHN(input_size, hidden_size)(x, state=None)`.
+
+    Args:
+        t_max: not used; layers that normalize need it.
+        depth: D, highway layers in a time step.
+        coupled: whether c = 1 - t, instead of a gate with weights of its own.
+        transform_bias: start of the transform gates' bias; below 0 states are carried at first. A carry gate of its own
+            begins with the opposite.
+    """
+
+    state_names = ("s",)
+    num_gates = 2  # 3 where gates are not coupled
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        t_max: int | None = None,
+        depth: int = 3,
+        coupled: bool = True,
+        transform_bias: float = -2.0,
+    ) -> None:
+        if depth < 1:
+            raise BnrnnError(f"depth is the number of highway layers in a step, at least 1, got {depth}")
+        self.num_gates = 2 if coupled else 3
+        super().__init__(input_size, hidden_size)
+        self.depth, self.transform_bias = depth, transform_bias
+        self.weight_hh = nn.Parameter(torch.empty(depth, self.num_gates * hidden_size, hidden_size))
+        self.bias = nn.Parameter(torch.zeros(depth, self.num_gates * hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weights uniform in ±1/sqrt(H), biases 0 but for the gates'."""
+        super().reset_parameters()
+        self.reset_bias()
+
+    @torch.no_grad()
+    def reset_bias(self) -> None:
+        """0 for h, `transform_bias` for t, its opposite for c."""
+        H = self.hidden_size
+        self.bias.zero_()
+        self.bias[:, H : 2 * H] = self.transform_bias
+        self.bias[:, 2 * H :] = -self.transform_bias
+
+    def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
+        x_proj = linear(x, self.weight_ih)  # (T, B, G)
+        options = self.normalization(x_proj, t_start)
+        y, s, used = rhn_scan(x_proj, state[0], self.weight_hh, bias=self.bias, batch_sizes=batch_sizes, **options)
+        self.collect(t_start, used, batch_sizes)
+        return y, (s,)
+
+    def normalization(self, x_proj: Tensor, t_start: int) -> dict[str, Any]:
+        """Arguments of bnrnn.scan.rhn_scan that say what is normalized: nothing."""
+        return {}
+
+    def collect(self, t_start: int, used: RHNStatistics, batch_sizes: list[int] | None) -> None:
+        """Count statistics while the population's are estimated."""

@@ -1,0 +1,224 @@
+"""The recurrence of recurrent highway networks as one autograd function, with a backward derived by hand.
+
+Signature and equations are those of bnrnn.scan.rhn. Backward of layer d of a step, given ds of its output, with m() the
+mean over the batch, ŝ and â normalized, without scale and shift, and σ' = σ (1 - σ):
+    da = [ds t (1 - h²),  ds h σ'(t),  ds s_{d-1} σ'(c)];                 ds_{d-1} = ds c
+         (coupled: [ds t (1 - h²),  ds (h - s_{d-1}) σ'(t)];              ds_{d-1} = ds (1 - t))
+    db += Σ da;   dγ_z += Σ da â;   da = γ_z rstd_z (da - m(da) - â m(da â))   (as it is without normalization)
+    dx = da, where d = 1;   dR_d += daᵀ v;   dv = da R_d,   v = γ_s ŝ + β_s
+    dγ_s += Σ dv ŝ;   dβ_s += Σ dv;   ds_{d-1} += γ_s rstd_s (dv - m(dv) - ŝ m(dv ŝ))      (dv without normalization)
+Under population statistics the m() terms vanish. Gradients of the sums take the place of the sums, so that those of the
+weights are one product a layer, over all steps.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bnrnn.scan.norm import standardize, through_norm
+from bnrnn.scan.rhn import RHNStatistics
+
+PARAMETERS = ("bias", "gamma_x", "gamma_s", "beta_s", "gamma_z")
+
+
+@dataclass
+class Steps:
+    """A sequence's arguments, and what its forward pass leaves to its backward pass."""
+
+    x: Tensor  # (T, B, G), input product, normalized by the forward pass; its gradient after the backward pass
+    a: Tensor  # (T, D, B, G), sums, normalized if they are; their gradients after
+    states: Tensor  # (T, D, B, H), s_d
+    normal: Tensor | None  # (T, K, B, H), normalized states
+    s_0: Tensor  # (B, H)
+    weight: Tensor  # (D, G, H)
+    parameters: dict[str, Tensor | None]
+    statistics: RHNStatistics
+    batch: bool  # whether the statistics are those of the batch
+    eps: float
+    batch_sizes: list[int] | None
+    product_dtype: torch.dtype
+
+    def running(self, t: int) -> int:
+        return self.batch_sizes[t] if self.batch_sizes else self.x.shape[1]
+
+    def before(self, t: int, d: int) -> Tensor:
+        """s_{d-1}, which enters layer d of step t."""
+        return self.states[t, d - 1] if d else self.states[t - 1, -1] if t else self.s_0
+
+    def product(self, v: Tensor, weight: Tensor) -> Tensor:
+        return (v.to(self.product_dtype) @ weight.to(self.product_dtype)).to(v.dtype)
+
+    def entering(self, now: Tensor, t: int, d: int, n: int) -> Tensor:
+        """What R_d is multiplied with: the state, or its normalized form with scale and shift."""
+        if self.normal is None or d >= self.normal.shape[1]:
+            return now
+        gamma, beta = self.parameters["gamma_s"], self.parameters["beta_s"]
+        assert gamma is not None
+        v = self.normal[t, d, :n] * gamma[d]
+        return v if beta is None else v + beta[d]
+
+    def gates(self, t: int, d: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        """h, t, c."""
+        gamma, bias = self.parameters["gamma_z"], self.parameters["bias"]
+        a = self.a[t, d, :n]
+        a = a if gamma is None else a * gamma[d]
+        h, transform, *carry = (a if bias is None else a + bias[d]).split(self.states.shape[3], dim=1)
+        transform = transform.sigmoid()
+        return h.tanh(), transform, carry[0].sigmoid() if carry else 1 - transform
+
+    def forward(self) -> None:
+        """Fill a, states, normal, x normalized, and the statistics if they are those of the batch."""
+        mean_x, var_x, mean_s, var_s, mean_z, var_z = self.statistics
+        for t in range(len(self.x)):
+            n = self.running(t)
+            if mean_x is not None and var_x is not None:
+                self.x[t, :n] = standardize(self.x[t, :n], mean_x[t], var_x[t], self.eps, self.batch)
+            for d, weight in enumerate(self.weight):
+                now, place = self.before(t, d)[:n], (t, d)
+                if self.normal is not None and d < self.normal.shape[1]:
+                    assert mean_s is not None and var_s is not None
+                    self.normal[t, d, :n] = standardize(now, mean_s[place], var_s[place], self.eps, self.batch)
+                a = self.product(self.entering(now, t, d, n), weight.t())
+                if d == 0:
+                    a += self.scaled_input(t, n)
+                if mean_z is not None and var_z is not None:
+                    a = standardize(a, mean_z[place], var_z[place], self.eps, self.batch)
+                self.a[t, d, :n] = a
+                h, transform, carry = self.gates(t, d, n)
+                self.states[t, d, :n] = torch.addcmul(h * transform, now, carry)
+                self.states[t, d, n:] = self.before(t, d)[n:]
+
+    def scaled_input(self, t: int, n: int) -> Tensor:
+        gamma = self.parameters["gamma_x"]
+        return self.x[t, :n] if gamma is None else self.x[t, :n] * gamma
+
+    def backward(self, dy: Tensor, ds: Tensor, grads: dict[str, Tensor]) -> Tensor:
+        """Turn x and a into their gradients and ds, of the last state, into that of the first; add to `grads`; return
+        the gradient of weight."""
+        dweight = torch.empty_like(self.weight)
+        for t in reversed(range(len(self.x))):
+            n = self.running(t)
+            ds += dy[t]
+            for d in reversed(range(len(self.weight))):
+                ds[:n] = self._layer_back(t, d, n, ds[:n], grads)
+            self._input_back(t, n, grads)
+        T, D, B, G = self.a.shape
+        for d in range(D):
+            before = self.states[:, d - 1] if d else torch.cat([self.s_0[None], self.states[:-1, -1]])
+            v = self.entering_all(before, d).reshape(T * B, -1).to(self.product_dtype)
+            dweight[d] = self.a[:, d].reshape(T * B, G).to(self.product_dtype).t() @ v
+        return dweight
+
+    def entering_all(self, before: Tensor, d: int) -> Tensor:
+        """`entering`, of all steps (T, B, H); of sequences that have ended, whatever: their gradients are 0."""
+        if self.normal is None or d >= self.normal.shape[1]:
+            return before
+        gamma, beta = self.parameters["gamma_s"], self.parameters["beta_s"]
+        assert gamma is not None
+        v = self.normal[:, d] * gamma[d]
+        return v if beta is None else v + beta[d]
+
+    def _layer_back(self, t: int, d: int, n: int, ds: Tensor, grads: dict[str, Tensor]) -> Tensor:
+        """Given ds of the output of a layer, that of its input; a becomes its gradient."""
+        now = self.before(t, d)[:n]
+        h, transform, carry = self.gates(t, d, n)
+        dh, slope = ds * transform * (1 - h * h), transform * (1 - transform)
+        if self.a.shape[3] == 3 * h.shape[1]:
+            da = torch.cat([dh, ds * h * slope, ds * now * carry * (1 - carry)], dim=1)
+        else:
+            da = torch.cat([dh, ds * (h - now) * slope], dim=1)
+        back = ds * carry
+        gamma, bias = self.parameters["gamma_z"], self.parameters["bias"]
+        if gamma is not None:
+            of_bias = None if bias is None else grads["bias"][d]
+            da = self._norm_back(
+                da, self.a[t, d, :n], gamma[d], self.statistics.var_z, (t, d), grads["gamma_z"][d], of_bias
+            )
+        elif bias is not None:
+            grads["bias"][d] += da.sum(0)
+        self.a[t, d, :n], self.a[t, d, n:] = da, 0
+        dv = self.product(da, self.weight[d])
+        gamma, beta = self.parameters["gamma_s"], self.parameters["beta_s"]
+        if gamma is None or self.normal is None or d >= len(gamma):
+            return back + dv
+        of_beta = None if beta is None else grads["beta_s"][d]
+        normal = self.normal[t, d, :n]
+        return back + self._norm_back(dv, normal, gamma[d], self.statistics.var_s, (t, d), grads["gamma_s"][d], of_beta)
+
+    def _input_back(self, t: int, n: int, grads: dict[str, Tensor]) -> None:
+        dx, gamma = self.a[t, 0, :n], self.parameters["gamma_x"]
+        if gamma is not None:
+            dx = self._norm_back(dx, self.x[t, :n], gamma, self.statistics.var_x, (t,), grads["gamma_x"], None)
+        self.x[t, :n], self.x[t, n:] = dx, 0
+
+    def _norm_back(
+        self, dv: Tensor, v: Tensor, gamma: Tensor, var: Tensor | None, place: tuple[int, ...], dgamma: Tensor,
+        dbeta: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        assert var is not None
+        return through_norm(dv, v, gamma, var[place], self.eps, self.batch, dgamma, dbeta)
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, steps: Steps, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        steps.forward()
+        ctx.steps = steps
+        y = steps.states[:, -1].clone()
+        return y, y[-1].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        steps = ctx.steps
+        if steps is None:
+            raise RuntimeError("this scan was run backward before and its buffers are spent: run it forward again")
+        ctx.steps = None
+        dy, ds = given[0], given[1].clone(memory_format=torch.contiguous_format)
+        grads = {name: torch.zeros_like(p) for name, p in steps.parameters.items() if p is not None}
+        dweight = steps.backward(dy, ds, grads)
+        return None, steps.x, ds, dweight, *(grads.get(name) for name in PARAMETERS)
+
+
+def rhn_fused_scan(
+    x_proj: Tensor,
+    s: Tensor,
+    weight: Tensor,
+    *,
+    eps: float = 1e-5,
+    population: RHNStatistics | None = None,
+    batch_sizes: list[int] | None = None,
+    product_dtype: torch.dtype | None = None,
+    **parameters: Tensor | None,
+) -> tuple[Tensor, Tensor, RHNStatistics]:
+    """bnrnn.scan.rhn.rhn_scan. A second backward through one scan raises RuntimeError."""
+    (T, B, G), (D, _, H) = x_proj.shape, weight.shape
+    given = {name: parameters.get(name) for name in PARAMETERS}
+    constant = {name: None if p is None else p.detach() for name, p in given.items()}
+    K = 0 if constant["gamma_s"] is None else len(constant["gamma_s"])
+    shapes = {"gamma_x": (T, G), "gamma_s": (T, K, H), "gamma_z": (T, D, G)}
+    used = [
+        None if given[name] is None else x_proj.new_empty(shape) if value is None else value
+        for (name, shape), value in zip(
+            [pair for pair in shapes.items() for _ in range(2)], population or RHNStatistics(), strict=True
+        )
+    ]
+    steps = Steps(
+        x=x_proj.detach().clone(),
+        a=x_proj.new_empty(T, D, B, G),
+        states=x_proj.new_empty(T, D, B, H),
+        normal=x_proj.new_zeros(T, K, B, H) if K else None,
+        s_0=s.detach(),
+        weight=weight.detach(),
+        parameters=constant,
+        statistics=RHNStatistics(*used),
+        batch=population is None,
+        eps=eps,
+        batch_sizes=batch_sizes,
+        product_dtype=product_dtype or weight.dtype,
+    )
+    y, s = _Scan.apply(steps, x_proj, s, weight, *given.values())
+    return y, s, steps.statistics

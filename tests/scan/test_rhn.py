@@ -1,0 +1,134 @@
+"""The highway recurrence: its reference against plain equations, its engines against the reference, in float64."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from bnrnn.scan.rhn import RHNStatistics, rhn_scan
+from bnrnn.scan.rhn_fused import rhn_fused_scan
+from tests.helpers import assert_near
+
+OPTIONAL = ("bias", "gamma_x", "gamma_s", "beta_s", "gamma_z")
+GIVEN = [dict(zip(OPTIONAL, flags, strict=True)) for flags in itertools.product([True, False], repeat=5)]
+GIVEN = [given for given in GIVEN if given["gamma_s"] or not given["beta_s"]]
+ALL = dict.fromkeys(OPTIONAL, True)
+SIZES = [[6, 5, 5, 3, 2], [6, 6, 6, 6, 6], [5, 4, 3, 3, 3]]
+
+
+def problem(T=5, B=6, H=7, D=3, coupled=False, given=ALL, K=None, population=False, **options) -> dict:
+    """Random arguments in float64."""
+    G, K = (2 if coupled else 3) * H, D if K is None else K
+    shapes = {"bias": (D, G), "gamma_x": (G,), "gamma_s": (K, H), "beta_s": (K, H), "gamma_z": (D, G)}
+    args = {"x_proj": torch.randn(T, B, G), "s": torch.randn(B, H), "weight": torch.randn(D, G, H) / H**0.5}
+    args |= {name: torch.randn(shape) for name, shape in shapes.items() if given[name]}
+    for name in ("gamma_s", "gamma_z"):
+        if name in args:
+            args[name] *= 0.5
+    pairs = [(torch.randn(shape), torch.rand(shape) + 0.1) if there else (None, None) for shape, there in (
+        ((T, G), given["gamma_x"]), ((T, K, H), given["gamma_s"]), ((T, D, G), given["gamma_z"]))]  # fmt: skip
+    of = RHNStatistics(*(None if v is None else v.double() for pair in pairs for v in pair))
+    return {**{k: v.double() for k, v in args.items()}, "population": of if population else None, **options}
+
+
+def everything(run, problem: dict) -> dict[str, Tensor]:
+    """Outputs, statistics and gradients, by name."""
+    torch.manual_seed(1)
+    args = {k: v.clone().requires_grad_() if isinstance(v, Tensor) else v for k, v in problem.items()}
+    y, s, used = call(run, args)
+    loss = sum((v * torch.randn_like(v)).sum() for v in (y, s))
+    leaves = {k: v for k, v in args.items() if isinstance(v, Tensor)}
+    grads = torch.autograd.grad(loss, list(leaves.values()))
+    seen = {k: v for k, v in used._asdict().items() if v is not None}
+    return {"y": y, "s": s, **seen, **{f"d{k}": g for k, g in zip(leaves, grads, strict=True)}}
+
+
+def call(run, args: dict):
+    rest = {k: v for k, v in args.items() if k not in ("x_proj", "s", "weight")}
+    return run(args["x_proj"], args["s"], args["weight"], **rest)
+
+
+def assert_agrees(problem: dict) -> None:
+    expected, found = everything(rhn_scan, problem), everything(rhn_fused_scan, problem)
+    assert found.keys() == expected.keys()
+    for name, ref in expected.items():
+        if ref.abs().max() < 1e-12:  # what normalization takes away: the mean of a sum, the gradient of a shift
+            assert found[name].abs().max() < 1e-12, name
+        else:
+            assert_near(name, ref, found[name])
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("population", [False, True])
+def test_fused_agrees_with_the_reference_with_any_part_of_bn(given, coupled, population):
+    assert_agrees(problem(given=given, coupled=coupled, population=population))
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 16, 1), (4, 2, 9, 2), (3, 9, 1, 3), (2, 4, 3, 5), (12, 7, 20, 3)])
+@pytest.mark.parametrize("K", [1, None])
+def test_fused_agrees_at_edges_of_shape(shape, K):
+    assert_agrees(problem(*shape, K=K))
+
+
+@pytest.mark.parametrize("given", [ALL, dict.fromkeys(OPTIONAL, False)])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("population", [False, True])
+def test_fused_agrees_on_padded_batches(given, sizes, population):
+    assert_agrees(problem(given=given, population=population, batch_sizes=sizes))
+
+
+def test_gradients_of_the_reference_are_right():
+    args = problem(T=3, B=4, H=2, D=2)
+    names = [k for k, v in args.items() if isinstance(v, Tensor)]
+
+    def run(*values: Tensor) -> Tensor:
+        return call(rhn_scan, args | dict(zip(names, values, strict=True)))[0]
+
+    assert torch.autograd.gradcheck(run, [args[k].requires_grad_() for k in names])
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_without_norm_it_is_the_equations_unit_by_unit(coupled):
+    args = problem(T=3, B=2, H=3, D=2, coupled=coupled, given=dict.fromkeys(OPTIONAL, False) | {"bias": True})
+    y, last, _ = call(rhn_scan, args)
+    H = 3
+    for b in range(2):
+        s = args["s"][b].tolist()
+        for t in range(3):
+            for d in range(2):
+                a = []
+                for k in range(len(args["bias"][0])):
+                    total = args["bias"][d, k].item() + sum(args["weight"][d, k, j].item() * s[j] for j in range(H))
+                    a.append(total + (args["x_proj"][t, b, k].item() if d == 0 else 0.0))
+                new = []
+                for j in range(H):
+                    h, transform = torch.tensor(a[j]).tanh().item(), torch.tensor(a[H + j]).sigmoid().item()
+                    carry = 1 - transform if coupled else torch.tensor(a[2 * H + j]).sigmoid().item()
+                    new.append(h * transform + s[j] * carry)
+                s = new
+            assert_near(f"y, sequence {b}, step {t}", y[t, b], torch.tensor(s).double(), 1e-6)
+        assert_near("last", last[b], torch.tensor(s).double(), 1e-6)
+
+
+def test_an_ended_sequence_keeps_its_state_and_does_not_count():
+    args = problem(batch_sizes=SIZES[0])
+    y, last, used = call(rhn_scan, args)
+    assert torch.equal(y[1:, 5], y[:1, 5].expand(4, -1)) and torch.equal(last, y[-1])
+    alone = {k: v[:, :3] if k == "x_proj" else v[:3] if k == "s" else v for k, v in args.items()} | {
+        "batch_sizes": None
+    }
+    other = args | {"x_proj": args["x_proj"].clone()}
+    other["x_proj"][3, 3:], other["x_proj"][4, 2:] = 1e3, 1e3
+    assert_near("what ended sequences read", y, call(rhn_scan, other)[0])
+    first = call(rhn_scan, alone | {"population": RHNStatistics(*used)})[0]
+    assert_near("the longest ones", y[:, :2], first[:, :2])
+
+
+def test_a_second_backward_is_an_error():
+    args = {k: v.requires_grad_() if isinstance(v, Tensor) else v for k, v in problem().items()}
+    loss = call(rhn_fused_scan, args)[0].sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="run backward before"):
+        loss.backward()
