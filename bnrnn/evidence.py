@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from bnrnn import checkpoint
+from bnrnn.data.base import model_sizes
 from bnrnn.errors import BnrnnError
 from bnrnn.log import read_jsonl
 from bnrnn.metrics import from_loss
@@ -207,7 +208,7 @@ def load_trained(run: Run, data_dir: str) -> tuple[nn.Module, Any]:
         )
     recipe = OmegaConf.create({**run.result.config, "data_dir": data_dir})
     data = instantiate(recipe.data, data_dir=data_dir)
-    model = instantiate(recipe.model, input_size=data.input_size, output_size=data.output_size, t_max=data.t_max)
+    model = instantiate(recipe.model, **model_sizes(data))
     model.load_state_dict(saved["model"])
     return model.eval(), data
 

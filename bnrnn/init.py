@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer
+from bnrnn.layers.rhn import RHN
 
 if TYPE_CHECKING:
     from bnrnn.attentive_reader import AttentiveReader
+    from bnrnn.captioner import Captioner
     from bnrnn.model import SequenceModel
 
 
@@ -87,6 +89,21 @@ def init_glorot(model: "SequenceModel") -> None:
 
 
 @torch.no_grad()
+def init_captioner(model: "Captioner", bound: float) -> None:
+    """Matrices uniform in ±bound, biases 0, but 1 for an LSTM's forget gate and the highway gates' own start."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            nn.init.uniform_(parameter, -bound, bound)
+        elif not name.endswith((".gamma", ".beta")):
+            parameter.zero_()
+    for layer in _layers(model):
+        if isinstance(layer, RHN):
+            layer.reset_bias()
+        elif isinstance(layer.bias, torch.Tensor):
+            layer.bias[layer.hidden_size : 2 * layer.hidden_size] = 1.0
+
+
+@torch.no_grad()
 def init_reader(model: "AttentiveReader", scale: float = 0.05, equal_draws: bool = True) -> None:
     """Initialisation of the reader released with Cooijmans et al. 2016, section 5.4: all biases and states 0.
 
@@ -117,7 +134,7 @@ def init_reader(model: "AttentiveReader", scale: float = 0.05, equal_draws: bool
                     nn.init.uniform_(block, -bound, bound)
 
 
-def _layers(model: "SequenceModel") -> list[RecurrentLayer]:
+def _layers(model: "SequenceModel | Captioner") -> list[RecurrentLayer]:
     return list(model.layer.layers)  # pyright: ignore[reportReturnType]: a ModuleList forgets its type
 
 

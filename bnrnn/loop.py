@@ -226,6 +226,12 @@ class Trainer:
         extra = {name: self._score(*test, name) for name, test in self.data.extra_tests().items()}
         return {f"test/{key}_{name}": value for name, means in extra.items() for key, value in means.items()}
 
+    def evaluate_generated(self) -> dict[str, float]:
+        """Scores of what the model generates: `test/<score>`."""
+        with self._measuring():
+            scores = self.data.generated_scores(self.model, self.device)
+        return {f"test/{name}": value for name, value in scores.items()}
+
     def _score(self, total: int, batches: Iterator[Batch], what: str) -> dict[str, float]:
         scores = Scores()
         with self._measuring():

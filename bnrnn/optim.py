@@ -41,9 +41,9 @@ class RMSProp(torch.optim.Optimizer):
         p.add_(step, alpha=-lr)
 
 
-def learning_rate(lr: float, epoch: int, after: int, divisor: float | int) -> float:
-    """lr / divisor^k, k the number of epochs begun since the first `after` were done; epochs count from 0.
+def learning_rate(lr: float, epoch: int, after: int, divisor: float | int, every: int = 1) -> float:
+    """lr / divisor^k, k the number of periods of `every` epochs begun since the first `after` were done, from epoch 0.
 
     Laurent et al. 2015, section 4.2.2: "divided by 2 every epoch after the 6th" makes epoch 7 the first with less.
     """
-    return lr / divisor ** max(0, epoch + 1 - after)
+    return lr / divisor ** max(0, -(-(epoch + 1 - after) // every))

@@ -9,6 +9,7 @@ from bnrnn.evidence import Run, group, load_claim, load_runs, longest, sweep
 from bnrnn.results import write_json
 
 NONE = "–"
+METEOR = "test/meteor"
 UNITS = {"accuracy": "accuracy in %", "error": "error in %", "bpc": "bits per character", "ppl": "perplexity per word"}
 COLUMNS = [  # of a summary: title, and metric with {m} for what people read of the run
     ("valid, batch", "valid/{m}"),
@@ -20,6 +21,8 @@ COLUMNS = [  # of a summary: title, and metric with {m} for what people read of 
     ("test as one sequence", "test/{m}_one_sequence"),
     ("test in segments of 1,000", "test/{m}_segments_1000"),
 ]
+SCORES = {"bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "bleu4": "BLEU-4", "rouge_l": "ROUGE-L",
+          "cider": "CIDEr", "meteor": "METEOR"}  # fmt: skip
 REACH = """The first evaluation with at least this accuracy: mean ± standard deviation of the runs that had one, n of
 how many. There is an evaluation every {every} updates; updates and seconds are rounded up to the next one. Seconds are
 wall-clock time in training updates, evaluation excluded, on machines that had other work at the same time: compare them
@@ -52,6 +55,8 @@ def render(key: str, results_dir: Path) -> str:
             parts.append(f"## {curve['title']}: time to accuracy\n\n{render_reach(key, claim, curve, runs)}")
     figures = [*claim["curves"], *([claim["search"]] if "search" in claim else [])]
     parts += [f"![{figure['title']}]({figure['figure']}.png)\n" for figure in figures]
+    if any("test/bleu4" in run.result.metrics for run in runs):
+        parts.append(f"## Scores of captions\n\n{render_scores(runs)}")
     parts.append(f"## All finished runs\n\n{render_summary(runs)}")
     return "\n".join(parts)
 
@@ -200,6 +205,19 @@ def render_summary(runs: list[Run]) -> str:
     data = "".join(f"\nData: {text}.\n" for text in sorted({run.result.data for run in runs} - {""}))
     statistics = "batch and population name the statistics that batch normalization used"
     return f"Measured: {units}; {statistics}.\n{data}\n{markdown(header, rows)}"
+
+
+def render_scores(runs: list[Run]) -> str:
+    """What captions of the test images scored, greedy and by beam search."""
+    rows = []
+    for (budget, cell), members in group(runs).items():
+        finished = [run.result.metrics for run in members if run.result.status == "finished"]
+        name = " ".join(f"{k.split('.')[-1]}={v}" for k, v in cell)
+        for how, suffix in (("greedy", ""), ("beam of 3", "_beam3")):
+            values = [[m[key] for m in finished if (key := f"test/{score}{suffix}") in m] for score in SCORES]
+            rows.append([name, budget, how, *(spread(of_score, 3) for of_score in values)])
+    note = "" if any(METEOR in run.result.metrics for run in runs) else "METEOR needs Java, which was not there.\n\n"
+    return note + markdown(["run", "budget", "captions", *SCORES.values()], rows)
 
 
 def _summarize(finished: list[Run], name: str) -> str:

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from bnrnn import checkpoint
-from bnrnn.data.base import SequenceData
+from bnrnn.data.base import SequenceData, model_sizes
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.layers.base import RecurrentLayer
 from bnrnn.log import RunLog, say, start_wandb
@@ -120,7 +120,7 @@ def measure(trainer: Trainer) -> dict[str, float]:
         if trainer.data.carries_state:  # a time step is then a place in a window and has no meaning of its own
             with shared_statistics(model):
                 metrics |= _named(trainer.evaluate("valid") | trainer.evaluate("test"), "shared")
-    return metrics | trainer.evaluate("test") | trainer.evaluate_extra()
+    return metrics | trainer.evaluate("test") | trainer.evaluate_extra() | trainer.evaluate_generated()
 
 
 def _named(metrics: dict[str, float], statistics: str) -> dict[str, float]:
@@ -136,8 +136,7 @@ def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.M
     keep_heap()
     checkpoint.seed_everything(cfg.seed)
     data = instantiate(cfg.data)
-    sizes = {"input_size": data.input_size, "output_size": data.output_size, "t_max": data.t_max}
-    model = instantiate(cfg.model, **sizes).to(device)
+    model = instantiate(cfg.model, **model_sizes(data)).to(device)
     if not has_engines(model) and cfg.backend not in ("auto", "reference"):
         raise BnrnnError(f"backend={cfg.backend} has no kernel for this model's layers: use auto or reference")
     return with_lengths(cfg, data), device, data, model

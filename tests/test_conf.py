@@ -22,6 +22,7 @@ SIZES = {  # input, output, training steps
     "Digits": (1, 10, 64), "SequentialMNIST": (1, 10, 784),
     "PTBChar": (50, 50, 99), "Text8": (27, 27, 179), "PTBWord": (10_000, 10_000, 35),
     "CNNQA": (65_829, 65_829, 2000), "BAbI": (39, 39, 343), "IEERCloze": (5805, 5805, 210),
+    "Flickr8k": (946, 946, 36, 1280),
 }  # fmt: skip
 
 
@@ -34,8 +35,8 @@ def cells(key: str) -> list[list[str]]:
 
 def build(cfg):
     """The model and the optimizer of a configuration, without memory for their weights."""
-    names = ("input_size", "output_size", "t_max")
-    sizes = dict(zip(names, SIZES[cfg.data._target_.split(".")[-1]], strict=True))
+    names = ("input_size", "output_size", "t_max", "feature_size")
+    sizes = dict(zip(names, SIZES[cfg.data._target_.split(".")[-1]], strict=False))
     with torch.device("meta"):
         model = instantiate(cfg.model, **sizes)
         return model, instantiate(cfg.optim)(model.parameters())

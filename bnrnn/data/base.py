@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 IGNORE = -100  # target of a step that is not scored
 
@@ -59,12 +59,34 @@ class SequenceData(Protocol):
         """Other ways to measure the test split, by name: number of batches, and the batches."""
         ...
 
+    def generated_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        """Scores of what the model generates for the test split, by name."""
+        ...
+
+
+def model_sizes(data: SequenceData) -> dict[str, int]:
+    """Arguments of a model's constructor that follow from the data."""
+    names = ("input_size", "output_size", "t_max", "feature_size")
+    return {name: getattr(data, name) for name in names if hasattr(data, name)}
+
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-class PixelSequences:
+class DataDefaults:
+    """What most datasets have in common."""
+
+    carries_state = False
+
+    def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
+        return {}
+
+    def generated_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        return {}
+
+
+class PixelSequences(DataDefaults):
     """Images read pixel by pixel in a fixed order and classified after the last one.
 
     Args:
@@ -77,7 +99,6 @@ class PixelSequences:
     input_size = 1
     output_size = 10
     metric = selects_by = "accuracy"
-    carries_state = False
 
     def __init__(
         self,
@@ -92,9 +113,6 @@ class PixelSequences:
         self.t_max = self.splits["train"][0].shape[1]
         counts = " / ".join(f"{len(y):,}" for _, y in splits.values())
         self.description = f"{counts} images as sequences of {self.t_max} pixels"
-
-    def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
-        return {}
 
     def num_batches(self, split: str, batch_size: int) -> int:
         return -(-len(self.splits[split][1]) // batch_size)

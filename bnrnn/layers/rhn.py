@@ -30,6 +30,7 @@ class RHN(RecurrentLayer):
     """
 
     state_names = ("s",)
+    has_engines = False
     num_gates = 2  # 3 where gates are not coupled
 
     def __init__(

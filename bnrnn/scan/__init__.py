@@ -130,14 +130,14 @@ def lstm_scan(
 def rhn_scan(
     x_proj: Tensor, s: Tensor, weight: Tensor, *, population: RHNStatistics | None = None, **kwargs: Any
 ) -> tuple[Tensor, Tensor, RHNStatistics]:
-    """bnrnn.scan.rhn.rhn_scan by the chosen engine, `reference` or `fused`; bfloat16 and float16 as in `lstm_scan`."""
+    """bnrnn.scan.rhn.rhn_scan by the reference, or by `fused` if that is chosen; bfloat16 and float16 as in `lstm_scan`."""
     low = torch.get_autocast_dtype(x_proj.device.type) if torch.is_autocast_enabled(x_proj.device.type) else None
     given, of_s = x_proj.dtype, s.dtype
     if low is not None or given in (torch.bfloat16, torch.float16):
         kwargs = {k: _raised(v) for k, v in kwargs.items()}
         x_proj, s, weight = map(_raised, (x_proj, s, weight))
         population = population and RHNStatistics(*map(_raised, population))
-    run = rhn.rhn_scan if _chosen == "reference" else partial(rhn_fused_scan, product_dtype=low)
+    run = partial(rhn_fused_scan, product_dtype=low) if _chosen == "fused" else rhn.rhn_scan
     with torch.autocast(x_proj.device.type, enabled=False):
         y, s, used = run(x_proj, s, weight, population=population, **kwargs)
     return y.to(given), s.to(of_s), used

@@ -1,0 +1,87 @@
+"""Captions from image features: an image sets the state of recurrent layers, which then predict word after word.
+
+Zhang et al. 2017 and, for the LSTM, Vinyals et al. 2015 (arXiv:1411.4555), who show the image as a first word.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from bnrnn.data.captions import Captioned
+from bnrnn.errors import BnrnnError
+from bnrnn.layers.base import RecurrentLayer, State
+from bnrnn.stack import Stack
+
+
+class Captioner(nn.Module):
+    """`logits, _ = model(captioned)`: scores (T, B, V) of each caption's next word.
+
+    Args:
+        layer: builds the recurrent layer from (input_size, hidden_size, t_max=...).
+        input_size, output_size: number of words.
+        t_max: longest caption in training, with its start.
+        feature_size: of an image.
+        image: "state" makes the layer's first state a linear function of the features; "step" shows such a function,
+            of the size of a word's vector, before the first word.
+        dropout: probability of a zero in the words' vectors and in what the readout sees.
+        init: initialises the model in place (see bnrnn.init); None keeps the modules' own initialisation.
+
+    Raises BnrnnError for another `image`.
+    """
+
+    def __init__(
+        self,
+        layer: Callable[..., RecurrentLayer],
+        hidden_size: int,
+        embedding_size: int,
+        input_size: int,
+        output_size: int,
+        t_max: int,
+        feature_size: int,
+        image: str = "state",
+        dropout: float = 0.0,
+        init: Callable[["Captioner"], None] | None = None,
+    ) -> None:
+        super().__init__()
+        if image not in ("state", "step"):
+            raise BnrnnError(f"model.image={image} is unknown: use state or step")
+        self.image, self.dropout, self.first = image, dropout, int(image == "step")
+        self.embedding = nn.Embedding(input_size, embedding_size)
+        self.layer = Stack(layer, embedding_size, hidden_size, t_max=t_max + self.first)
+        self.project = nn.Linear(feature_size, embedding_size if self.first else hidden_size, bias=False)
+        self.head = nn.Linear(hidden_size, output_size)
+        if init is not None:
+            init(self)
+
+    def forward(
+        self, inputs: Captioned, state: State | None = None, t_start: int = 0
+    ) -> tuple[Float[Tensor, "T B V"], State]:
+        """Logits after every word, and no state: captions are read whole."""
+        x = self.embedding(inputs.words)
+        if self.first:
+            x = torch.cat([self.project(inputs.features)[None], x])
+            begin = None
+        else:
+            begin = self._begin(inputs.features)
+        lengths = [n + self.first for n in inputs.lengths]
+        y, _ = self.layer(F.dropout(x, self.dropout, self.training), begin, lengths=lengths)
+        return self.head(F.dropout(y[self.first :], self.dropout, self.training)), ()
+
+    def start(self, features: Float[Tensor, "B F"]) -> State:
+        """The state before the first word."""
+        if not self.first:
+            return self._begin(features)
+        _, state = self.layer(self.project(features)[None])
+        return state
+
+    def step(self, words: Int[Tensor, " B"], state: State, t: int) -> tuple[Float[Tensor, "B V"], State]:
+        """Log-probabilities of the word after `words`, which are the t-th (from 0), and the state then."""
+        y, state = self.layer(self.embedding(words)[None], state, t + self.first)
+        return self.head(y[0]).log_softmax(1), state
+
+    def _begin(self, features: Float[Tensor, "B F"]) -> State:
+        first = self.project(features)[None]
+        return (first, *(torch.zeros_like(first) for _ in self.layer.state_names[1:]))

@@ -1,0 +1,133 @@
+"""Images, as features of a fixed network, with several captions each: batches for a captioner."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from bnrnn.data.base import IGNORE, Batch, DataDefaults
+from bnrnn.errors import BnrnnError
+
+SPECIAL = ("<start>", "<end>", "<unk>")  # ids 0 to 2
+START, END, UNK = range(3)
+BEAM_SIZE = 3  # im2txt's
+
+
+class Image(NamedTuple):
+    """One image: its name, the row of its features, and its captions."""
+
+    name: str
+    row: int
+    captions: list[str]
+
+
+class Captioned(NamedTuple):
+    """What a captioner reads: features, and words from START on, padded with END."""
+
+    features: Float[Tensor, "B F"]
+    words: Int[Tensor, "T B"]
+    lengths: list[int]
+
+
+def words_of(caption: str) -> list[str]:
+    """Words and signs in lower case."""
+    return re.findall(r"\w+(?:['-]\w+)*|[^\w\s]", caption.lower())
+
+
+def vocabulary_of(captions: Iterable[str], least: int, most: int) -> list[str]:
+    """SPECIAL, and the words with at least so many occurrences, the most frequent first, up to a size."""
+    counts = Counter(word for caption in captions for word in words_of(caption))
+    common = sorted((word for word, n in counts.items() if n >= least), key=lambda word: (-counts[word], word))
+    return [*SPECIAL, *common][:most]
+
+
+class CaptionData(DataDefaults):
+    """Batches of single captions; an image comes as often as it has captions.
+
+    Args:
+        images: of `train`, `valid` and `test`.
+        features: of all images (N, F), which may be mapped from a file.
+        name: which data these are, for people.
+        least_count, vocabulary_size: of words of the training captions; others are UNK.
+    """
+
+    metric = "ppl"
+    selects_by = "loss"
+    state_noise = 0.0
+
+    def __init__(
+        self,
+        images: Mapping[str, Sequence[Image]],
+        features: Float[np.ndarray, "N F"],
+        name: str,
+        least_count: int = 4,
+        vocabulary_size: int = 12_000,
+    ) -> None:
+        for split, members in images.items():
+            lacking = next((image.name for image in members if not image.captions), None)
+            if lacking is not None or not members:
+                raise BnrnnError(f"{name}, {split}: {lacking or 'no image'} has a caption, expected at least one")
+        if find_spec("pycocoevalcap") is None:  # better now than after training
+            raise BnrnnError("scores of captions need pycocoevalcap: pip install 'bnrnn[captions]'")
+        self.images, self.features = dict(images), features
+        self.vocabulary = vocabulary_of((c for i in images["train"] for c in i.captions), least_count, vocabulary_size)
+        index = {word: i for i, word in enumerate(self.vocabulary)}
+        self.captions: dict[str, list[tuple[int, list[int]]]] = {  # row, ids
+            split: [(i.row, [index.get(w, UNK) for w in words_of(c)]) for i in members for c in i.captions]
+            for split, members in images.items()
+        }
+        self.input_size = self.output_size = len(self.vocabulary)
+        self.feature_size = features.shape[1]
+        self.t_max = 1 + max(len(ids) for _, ids in self.captions["train"])
+        counts = " / ".join(f"{len(members):,}" for members in images.values())
+        self.description = f"{name}: {counts} images, {len(self.vocabulary):,} words"
+
+    def num_batches(self, split: str, batch_size: int) -> int:
+        return -(-len(self.captions[split]) // batch_size)
+
+    def batches(
+        self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
+    ) -> Iterator[Batch]:
+        """One pass over the captions from batch `start` on, in batches that differ by one caption at most."""
+        N, total = len(self.captions[split]), self.num_batches(split, batch_size)
+        order = range(N) if generator is None else torch.randperm(N, generator=generator).tolist()
+        for k in range(start, total):
+            yield self._batch([self.captions[split][n] for n in order[N * k // total : N * (k + 1) // total]])
+
+    def _batch(self, chosen: list[tuple[int, list[int]]]) -> Batch:
+        features = torch.from_numpy(self.features[[row for row, _ in chosen]].astype(np.float32))
+        words = pad_sequence([torch.tensor([START, *ids]) for _, ids in chosen], padding_value=END)
+        targets = pad_sequence([torch.tensor([*ids, END]) for _, ids in chosen], padding_value=IGNORE)
+        return Batch(Captioned(features, words, [1 + len(ids) for _, ids in chosen]), targets)
+
+    def generated_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        """Scores of greedy captions of the test images, and of those of a beam (`..._beam3`)."""
+        from bnrnn.captions import decode, score  # they know of captioners, which know of this module
+
+        references = [image.captions for image in self.images["test"]]
+        scores = {}
+        for beam_size, suffix in ((1, ""), (BEAM_SIZE, f"_beam{BEAM_SIZE}")):
+            found = decode(model, self.features_of("test").to(device), beam_size)
+            values = score([self.spell(caption.ids) for caption in found], references)
+            scores |= {f"{name}{suffix}": value for name, value in values.items()}
+        return scores
+
+    def features_of(self, split: str) -> Float[Tensor, "N F"]:
+        """Features of the images of a split, in their order."""
+        return torch.from_numpy(self.features[[image.row for image in self.images[split]]].astype(np.float32))
+
+    def spell(self, ids: Iterable[int]) -> str:
+        """A caption from ids, up to its end."""
+        words = []
+        for i in ids:
+            if i == END:
+                break
+            words.append(self.vocabulary[i])
+        return " ".join(words)

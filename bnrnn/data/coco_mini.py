@@ -1,0 +1,44 @@
+"""A few images of COCO (Lin et al. 2014), for machines without the others: captions and features made beforehand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from bnrnn.data.captions import CaptionData
+from bnrnn.data.flickr8k import divide, load_features, pair
+from bnrnn.errors import BnrnnError
+
+
+class CocoMini(CaptionData):
+    """80 / 10 / 10 % of the images that have features.
+
+    Reads `<data_dir>/coco/captions_*.json`, annotations in COCO's form, and `*.npz` with `file_name` and `features`.
+    """
+
+    def __init__(self, data_dir: str, least_count: int = 4, vocabulary_size: int = 12_000) -> None:
+        folder = Path(data_dir, "coco")
+        files = sorted(folder.glob("*.npz"))
+        if not files:
+            raise BnrnnError(f"{folder} has no .npz with features: set BNRNN_DATA to the folder that holds coco/")
+        loaded = [load_features(path) for path in files]
+        names = [name for of_file, _ in loaded for name in of_file]
+        captions = {k: v for path in sorted(folder.glob("captions_*.json")) for k, v in load_annotations(path).items()}
+        known = {name: captions[name] for name in names if name in captions}
+        images = pair(known, names, str(folder / "captions_*.json"), str(folder))
+        features = np.concatenate([values for _, values in loaded])
+        name = f"COCO, {len(images):,} of its images, {features.shape[1]} features"
+        super().__init__(divide(images, (0.8, 0.1, 0.1)), features, name, least_count, vocabulary_size)
+
+
+def load_annotations(path: Path) -> dict[str, list[str]]:
+    """Captions by the file name of an image."""
+    try:
+        content = json.loads(path.read_text())
+        names = {image["id"]: image["file_name"] for image in content["images"]}
+        found: dict[str, list[str]] = {}
+        for annotation in content["annotations"]:
+            found.setdefault(names[annotation["image_id"]], []).append(annotation["caption"].strip())
+    except (ValueError, LookupError, TypeError) as error:
+        raise BnrnnError(f"{path} is no file of COCO captions: {error!r}") from error
+    return found
