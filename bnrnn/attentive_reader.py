@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bnrnn.data.cloze import Question
 from bnrnn.errors import BnrnnError
-from bnrnn.layers.base import RecurrentLayer, State
+from bnrnn.layers.base import RecurrentLayer, State, check_values
 from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.norm import SequenceBatchNorm
 from bnrnn.stack import Stack, reverse
@@ -97,6 +97,8 @@ class AttentiveReader(nn.Module):
             nn.ModuleList(Stack(layer, H, H, t_max=t_max) for _ in range(D)) for _ in range(2)
         )
         for module in self.modules():
+            if isinstance(module, Stack):
+                module.checks_finite = False
             if isinstance(module, BNLSTM):
                 module.ended_count = padding == "zeros"
         self.initial_h = nn.Parameter(torch.zeros(2, D, H))  # of passage and question; c begins with 0
@@ -145,6 +147,7 @@ class AttentiveReader(nn.Module):
         self, encoder: nn.ModuleList, ids: Int[Tensor, "T B"], lengths: list[int], initial_h: Float[Tensor, "D H"]
     ) -> tuple[Float[Tensor, "T B O"], Float[Tensor, "B O"]]:
         """What an encoder says after every word, and after all of them."""
+        check_values(ids, self.embedding.num_embeddings)
         x = F.dropout(self.embedding(ids), self.dropout, self.training)
         ended = torch.tensor(lengths, device=x.device)
         mask = _mask(len(x), lengths, x.device)[..., None]

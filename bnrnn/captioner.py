@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bnrnn.data.captions import Captioned
 from bnrnn.errors import BnrnnError
-from bnrnn.layers.base import RecurrentLayer, State
+from bnrnn.layers.base import RecurrentLayer, State, check_values
 from bnrnn.stack import Stack
 
 
@@ -51,6 +51,7 @@ class Captioner(nn.Module):
         self.image, self.dropout, self.first = image, dropout, int(image == "step")
         self.embedding = nn.Embedding(input_size, embedding_size)
         self.layer = Stack(layer, embedding_size, hidden_size, t_max=t_max + self.first)
+        self.layer.checks_finite = False
         self.project = nn.Linear(feature_size, embedding_size if self.first else hidden_size, bias=False)
         self.head = nn.Linear(hidden_size, output_size)
         if init is not None:
@@ -60,6 +61,7 @@ class Captioner(nn.Module):
         self, inputs: Captioned, state: State | None = None, t_start: int = 0
     ) -> tuple[Float[Tensor, "T B V"], State]:
         """Logits after every word, and no state: captions are read whole."""
+        check_values(inputs.words, self.embedding.num_embeddings)
         x = self.embedding(inputs.words)
         if self.first:
             x = torch.cat([self.project(inputs.features)[None], x])

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bnrnn.layers.base import RecurrentLayer, State
+from bnrnn.layers.base import RecurrentLayer, State, check_values
 from bnrnn.stack import Stack
 
 
@@ -47,6 +47,7 @@ class SequenceModel(nn.Module):
         self.embedding = nn.Embedding(input_size, embedding_size) if embedding_size else None
         between = dropout if num_layers > 1 else 0.0
         self.layer = Stack(layer, embedding_size or input_size, hidden_size, num_layers, bidirectional, between, t_max)
+        self.layer.checks_finite = self.embedding is None
         self.head = nn.Linear(self.layer.num_directions * hidden_size, output_size)
         self.state_noise, self.dropout = state_noise, dropout
         states = {name: torch.zeros(len(self.layer.layers), hidden_size) for name in self.layer.state_names}
@@ -61,6 +62,7 @@ class SequenceModel(nn.Module):
         if state is None:
             state = self._initial_state(x.shape[1])
         if self.embedding is not None:
+            check_values(x, self.embedding.num_embeddings)
             x = F.dropout(self.embedding(x), self.dropout, self.training)
         y, ended = self.layer(x, state, t_start)
         return self.head(F.dropout(y, self.dropout, self.training)), ended

@@ -248,3 +248,10 @@ def test_a_search_that_makes_no_sense_is_refused(draws, message):
     cfg.search.draws = {key: {name: [float(v) for v in values.strip(" []}").split(",")]}}
     with pytest.raises(BnrnnError, match=message):
         apply_trial(cfg)
+
+
+def test_divergence_of_a_model_with_embedded_words_is_a_result_and_no_error(tmp_path):
+    cfg = words("model=lstm", "grad_clip=0")
+    cfg.optim.lr, cfg.log_every = 1e30, 20
+    result = train(cfg, tmp_path)
+    assert result.status == "diverged" and result.metrics == {}

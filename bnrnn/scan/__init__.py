@@ -130,7 +130,7 @@ def lstm_scan(
 def rhn_scan(
     x_proj: Tensor, s: Tensor, weight: Tensor, *, population: RHNStatistics | None = None, **kwargs: Any
 ) -> tuple[Tensor, Tensor, RHNStatistics]:
-    """bnrnn.scan.rhn.rhn_scan by the reference, or by `fused` if that is chosen; bfloat16 and float16 as in `lstm_scan`."""
+    """bnrnn.scan.rhn.rhn_scan by the reference, or by `fused` if that is chosen. Precision is as in `lstm_scan`."""
     low = torch.get_autocast_dtype(x_proj.device.type) if torch.is_autocast_enabled(x_proj.device.type) else None
     given, of_s = x_proj.dtype, s.dtype
     if low is not None or given in (torch.bfloat16, torch.float16):
