@@ -1,7 +1,8 @@
-"""Fetch data sets that are missing or damaged, or read the CNN questions that you have.
+"""Fetch data sets that are missing or damaged, or prepare those that you have.
 
 python scripts/prepare_data.py [mnist ptb text8] [--data-dir DIR]
 python scripts/prepare_data.py cnn_qa --from DIR [--data-dir DIR] [--most-skipped N]
+python scripts/prepare_data.py coco_captions --weights FILE [--data-dir DIR]
 """
 
 import os
@@ -9,12 +10,14 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from bnrnn.data.cnn_qa_prepare import MAX_SKIPPED, prepare_cnn_qa
+from bnrnn.data.coco_captions import prepare_coco_captions
 from bnrnn.data.mnist import prepare_mnist
 from bnrnn.data.ptb import prepare_ptb
 from bnrnn.data.text8 import prepare_text8
 from bnrnn.errors import BnrnnError, report_errors
 
-PREPARE = {"mnist": prepare_mnist, "ptb": prepare_ptb, "text8": prepare_text8, "cnn_qa": prepare_cnn_qa}
+PREPARE = {"mnist": prepare_mnist, "ptb": prepare_ptb, "text8": prepare_text8, "cnn_qa": prepare_cnn_qa,
+           "coco_captions": prepare_coco_captions}  # fmt: skip
 
 
 def main() -> None:
@@ -23,6 +26,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("BNRNN_DATA", "data")))
     parser.add_argument("--from", dest="source", type=Path, help="cnn_qa: the folder with questions/training and so on")
     parser.add_argument("--most-skipped", type=int, default=MAX_SKIPPED, help="cnn_qa: malformed files to put up with")
+    parser.add_argument("--weights", type=Path, help="coco_captions: torchvision's of Inception_v3")
     args = parser.parse_args()
     unknown = [name for name in args.names if name not in PREPARE]
     if unknown:
@@ -30,6 +34,8 @@ def main() -> None:
     for name in args.names or ["mnist", "ptb", "text8"]:
         if name == "cnn_qa":
             prepare_cnn_qa(args.data_dir, args.source, args.most_skipped)
+        elif name == "coco_captions":
+            prepare_coco_captions(args.data_dir, args.weights)
         else:
             PREPARE[name](args.data_dir)
 

@@ -1,0 +1,115 @@
+"""Features of images by a network that is not trained here: Inception_v3 (Szegedy et al. 2016), 2,048 an image.
+
+Its weights are torchvision's, https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth, downloaded by hand
+and given as a file.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from bnrnn.data.vision import import_torchvision
+from bnrnn.errors import BnrnnError
+
+URL = "https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth"
+SHA256 = "0cc3c7bd"  # how the file's begins, as its name says
+BATCH_SIZE = 32
+SIZE = 2048
+
+
+def inception_v3(weights: Path | None) -> nn.Module:
+    """The network up to its pooled features; with weights that are random where none are given.
+
+    Raises BnrnnError for a file that is missing or another.
+    """
+    models = import_torchvision().models
+    network = models.inception_v3(weights=None, aux_logits=True, init_weights=False, transform_input=True)
+    if weights is not None:
+        if not weights.exists():
+            raise BnrnnError(f"{weights} is missing: download it from {URL}")
+        found = hashlib.sha256(weights.read_bytes()).hexdigest()
+        if not found.startswith(SHA256):
+            raise BnrnnError(f"{weights} has SHA-256 {found[:8]}..., expected {SHA256}...: download it from {URL}")
+        network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    network.fc = nn.Identity()
+    return network.eval()
+
+
+def load_image(path: Path) -> Float[Tensor, "3 299 299"]:
+    """An image as Inception_v3 wants it: shorter side 342, the middle 299 x 299, normalized. Raises BnrnnError."""
+    from PIL import Image
+
+    transform = import_torchvision().models.Inception_V3_Weights.IMAGENET1K_V1.transforms()
+    try:
+        with Image.open(path) as image:
+            return transform(image.convert("RGB"))
+    except FileNotFoundError as error:
+        raise BnrnnError(f"{path} is missing: the captions name it") from error
+    except (OSError, ValueError, SyntaxError) as error:
+        raise BnrnnError(f"{path} is no image that can be read ({error}): fetch it again") from error
+
+
+def extract(
+    paths: Sequence[Path], network: Callable[[Tensor], Tensor], folder: Path, about: dict[str, Any],
+    device: torch.device,
+) -> None:  # fmt: skip
+    """Write `features.npy` (N, SIZE) of float16 and `index.json` into a folder; one that was interrupted goes on.
+
+    `about`, which names the images and the network, decides whether what is there is of the same kind.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    partial, progress = folder / "features.partial.npy", folder / "progress.json"
+    state = {"about": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), "done": 0}
+    if progress.exists() and partial.exists():
+        known = json.loads(progress.read_text())
+        state = known if known["about"] == state["about"] else state
+    mode = "r+" if state["done"] else "w+"
+    features = np.lib.format.open_memmap(partial, mode, np.float16, (len(paths), SIZE))
+    with tqdm(total=len(paths), initial=state["done"], unit=" images", desc="features", disable=None) as bar:
+        for start, images in _batches(paths, state["done"]):
+            with torch.no_grad():
+                features[start : start + len(images)] = network(images.to(device)).cpu().half().numpy()
+            features.flush()
+            _write(progress, {**state, "done": start + len(images)})
+            bar.update(len(images))
+    os.replace(partial, folder / "features.npy")
+    with (folder / "features.npy").open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    _write(folder / "index.json", {**about, "sha256": digest})
+    progress.unlink()
+
+
+def load_extracted(folder: Path, remedy: str) -> tuple[Float[np.ndarray, "N F"], dict[str, Any]]:
+    """What `extract` has written, mapped, checksum verified."""
+    index, path = folder / "index.json", folder / "features.npy"
+    if not index.exists() or not path.exists():
+        raise BnrnnError(f"{index if path.exists() else path} is missing: {remedy}")
+    about = json.loads(index.read_text())
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != about["sha256"]:
+        raise BnrnnError(f"{path} is damaged: delete {folder} and {remedy}")
+    features = np.load(path, "r")
+    if len(features) != len(about["images"]):
+        raise BnrnnError(f"{path} has {len(features):,} rows for {len(about['images']):,} images: {remedy}")
+    return features, about
+
+
+def _batches(paths: Sequence[Path], start: int) -> Iterator[tuple[int, Float[Tensor, "B 3 299 299"]]]:
+    for n in range(start, len(paths), BATCH_SIZE):
+        yield n, torch.stack([load_image(path) for path in paths[n : n + BATCH_SIZE]])
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content))
+    os.replace(partial, path)
