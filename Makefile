@@ -21,8 +21,8 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 BRIEF = $(if $(filter smoke,$(BUDGET)),--lengths 100 200 --num-batches 1)
 
 .PHONY: help setup quickstart test lint types check tables data bench sweep-gamma reproduce-fig1 reproduce-fig2 \
-	reproduce-fig3 reproduce-fig4 reproduce-fig5 reproduce-attention reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig2 \
-	plan-fig1 plan-fig2 plan-fig3 plan-fig4 plan-fig5 plan-attention plan-fig6 plan-table5 plan-laurent2015-fig2
+	reproduce-fig3 reproduce-fig4 reproduce-fig5 reproduce-attention reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig2 reproduce-zhang2017-fig2 \
+	plan-fig1 plan-fig2 plan-fig3 plan-fig4 plan-fig5 plan-attention plan-fig6 plan-table5 plan-laurent2015-fig2 plan-zhang2017-fig2
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -99,6 +99,8 @@ reproduce-fig4: reproduce-fig4a reproduce-table4  ## questions about CNN passage
 
 reproduce-fig4_small: reproduce-fig4_small_equal reproduce-fig4_small_fair  ## the same on bAbI and IE-ER, three ways
 
+reproduce-zhang2017-fig2: reproduce-zhang2017-table1  ## learning curves of Table 1's runs
+
 reproduce-attention: reproduce-fig4_small_fair  ## where the readers of bAbI look
 	$(PYTHON) experiments/cooijmans2016/attention.py --out-dir $(OUT)
 
@@ -110,6 +112,7 @@ plan-fig3 plan-fig5: plan-table2
 plan-fig6: plan-fig6_pmnist plan-fig6_ptb
 plan-table5: $(addprefix plan-table5_,mnist_lr mnist_decay mnist_hidden ptb text8)
 plan-laurent2015-fig2: plan-laurent2015-table2
+plan-zhang2017-fig2: plan-zhang2017-table1
 plan-fig1:
 	@echo "Fig. 1 trains nothing: make reproduce-fig1 takes minutes on a CPU"
 

@@ -29,7 +29,9 @@ LABELS = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "input_bn_lstm": "input-BN LSTM"
           "lstm_reader": "LSTM", "bn_lstm_reader": "BN-LSTM", "bn_everywhere": "BN-everywhere", "bn_e_star": "BN-e*",
           "bn_e_star_star": "BN-e**", "bn_e_star_star_full": "BN-e**", "cnn_qa_top4": "CNN, shortened passages",
           "cnn_qa": "CNN, whole passages", "babi_qa1": "bAbI, one fact", "babi_qa2": "bAbI, two facts",
-          "ieer_cloze": "IE-ER cloze"}  # fmt: skip
+          "ieer_cloze": "IE-ER cloze",
+          "lstm_captioner": "LSTM", "rhn_captioner": "RHN", "bn_rhn_captioner": "BN-RHN", "flickr8k": "Flickr8k, a part",
+          "coco_captions": "COCO"}  # fmt: skip
 
 AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",
         60.0: "minutes of training updates, evaluation excluded",
