@@ -30,8 +30,8 @@ LABELS = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "input_bn_lstm": "input-BN LSTM"
           "bn_e_star_star": "BN-e**", "bn_e_star_star_full": "BN-e**", "cnn_qa_top4": "CNN, shortened passages",
           "cnn_qa": "CNN, whole passages", "babi_qa1": "bAbI, one fact", "babi_qa2": "bAbI, two facts",
           "ieer_cloze": "IE-ER cloze",
-          "lstm_captioner": "LSTM", "rhn_captioner": "RHN", "bn_rhn_captioner": "BN-RHN", "flickr8k": "Flickr8k, a part",
-          "coco_captions": "COCO"}  # fmt: skip
+          "lstm_captioner": "LSTM", "rhn_captioner": "RHN", "bn_rhn_captioner": "BN-RHN",
+          "flickr8k": "Flickr8k, a part", "coco_captions": "COCO"}  # fmt: skip
 
 AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",
         60.0: "minutes of training updates, evaluation excluded",
