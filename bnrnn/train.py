@@ -29,7 +29,7 @@ from bnrnn.log import RunLog, say, start_wandb
 from bnrnn.loop import Stop, Trainer, TrainState
 from bnrnn.norm import batch_statistics, has_batch_norm, shared_statistics
 from bnrnn.results import FILE, Result, check_same_config, config_hash, config_record, environment, git_commit
-from bnrnn.scan import set_backend
+from bnrnn.scan import ENGINES, set_backend, substitute
 from bnrnn.search import apply_trial
 
 CHECKPOINT = "checkpoint.pt"
@@ -73,8 +73,7 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         if saved is not None:
             trainer.restore(saved)
         where = environment(device, cfg.precision)
-        if not has_engines(model):
-            where["backend"] = "reference"
+        where["backend"] = substitute(where["backend"], engines_of(model))
         begun = f"resumed at update {state.update}" if saved else "from the start"
         how = f"{where['backend']} engine, {cfg.precision}"
         log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}, {how}")
@@ -137,14 +136,16 @@ def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.M
     checkpoint.seed_everything(cfg.seed)
     data = instantiate(cfg.data)
     model = instantiate(cfg.model, **model_sizes(data)).to(device)
-    if not has_engines(model) and cfg.backend not in ("auto", "reference"):
-        raise BnrnnError(f"backend={cfg.backend} has no kernel for this model's layers: use auto or reference")
+    if cfg.backend not in ("auto", *engines_of(model)):
+        usable = ", ".join(["auto", *engines_of(model)])
+        raise BnrnnError(f"backend={cfg.backend} has no kernel for this model's layers: use {usable}")
     return with_lengths(cfg, data), device, data, model
 
 
-def has_engines(model: nn.Module) -> bool:
-    """Whether `backend` decides how all layers of the model are run."""
-    return all(layer.has_engines for layer in model.modules() if isinstance(layer, RecurrentLayer))
+def engines_of(model: nn.Module) -> tuple[str, ...]:
+    """The engines that all recurrent layers of the model have."""
+    layers = [layer for layer in model.modules() if isinstance(layer, RecurrentLayer)]
+    return tuple(name for name in ENGINES if all(name in layer.engines for layer in layers))
 
 
 def with_lengths(cfg: DictConfig, data: SequenceData) -> DictConfig:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
 from bnrnn.norm import SequenceBatchNorm
+from bnrnn.scan import ENGINES
 
 # Elements of the input product (T, B, G) that are held at once where no gradient needs them: 256 MiB of float32.
 MAX_PRODUCT_SIZE = 2**26
@@ -28,7 +29,7 @@ class RecurrentLayer(nn.Module):
 
     num_gates: int
     state_names: ClassVar[tuple[str, ...]]
-    has_engines: ClassVar[bool] = True  # whether bnrnn.scan has several for its recurrence, or the reference alone
+    engines: ClassVar[tuple[str, ...]] = ENGINES  # that bnrnn.scan has for its recurrence
     checks_finite = True  # a stack does it once, for its own input
 
     def __init__(self, input_size: int, hidden_size: int) -> None:

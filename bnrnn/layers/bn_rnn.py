@@ -19,7 +19,7 @@ class BNRNN(RecurrentLayer):
 
     num_gates = 1
     state_names = ("h",)
-    has_engines = False
+    engines = ("reference",)
 
     def __init__(
         self, input_size: int, hidden_size: int, t_max: int, gamma_init: float = 0.1, eps: float = 1e-5

@@ -14,7 +14,7 @@ class RNN(RecurrentLayer):
 
     num_gates = 1
     state_names = ("h",)
-    has_engines = False
+    engines = ("reference",)
 
     def __init__(self, input_size: int, hidden_size: int, t_max: int | None = None) -> None:
         super().__init__(input_size, hidden_size)

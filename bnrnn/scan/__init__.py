@@ -23,9 +23,12 @@ from bnrnn.scan.lstm import Statistics
 from bnrnn.scan.lstm_cpu import CpuEngine, library
 from bnrnn.scan.lstm_fused import AtenEngine, fused_scan
 from bnrnn.scan.rhn import RHNStatistics
-from bnrnn.scan.rhn_fused import rhn_fused_scan
+from bnrnn.scan.rhn_cpu import CpuSteps
+from bnrnn.scan.rhn_fused import Steps, rhn_fused_scan
 
-BACKENDS = ("auto", "reference", "fused", "cpu", "triton")
+ENGINES = ("reference", "fused", "cpu", "triton")
+RHN_ENGINES = ("reference", "fused", "cpu")
+BACKENDS = ("auto", *ENGINES)
 _chosen = "auto"
 
 
@@ -54,6 +57,11 @@ def backend(device: torch.device, dtype: torch.dtype) -> str:
     if device.type == "cuda" and on_triton and _has(_triton):
         return "triton"
     return "cpu" if fits and _has(library) else "reference"
+
+
+def substitute(name: str, engines: tuple[str, ...]) -> str:
+    """What `auto` takes for a recurrence that has these engines, where that of the LSTM would be run by `name`."""
+    return name if name in engines else "fused" if "fused" in engines else "reference"
 
 
 def _interpreted() -> bool:
@@ -130,15 +138,21 @@ def lstm_scan(
 def rhn_scan(
     x_proj: Tensor, s: Tensor, weight: Tensor, *, population: RHNStatistics | None = None, **kwargs: Any
 ) -> tuple[Tensor, Tensor, RHNStatistics]:
-    """bnrnn.scan.rhn.rhn_scan by the reference, or by `fused` if that is chosen. Precision is as in `lstm_scan`."""
+    """bnrnn.scan.rhn.rhn_scan by the chosen engine, of RHN_ENGINES. Precision is as in `lstm_scan`."""
     low = torch.get_autocast_dtype(x_proj.device.type) if torch.is_autocast_enabled(x_proj.device.type) else None
     given, of_s = x_proj.dtype, s.dtype
     if low is not None or given in (torch.bfloat16, torch.float16):
         kwargs = {k: _raised(v) for k, v in kwargs.items()}
         x_proj, s, weight = map(_raised, (x_proj, s, weight))
         population = population and RHNStatistics(*map(_raised, population))
-    run = partial(rhn_fused_scan, product_dtype=low) if _chosen == "fused" else rhn.rhn_scan
     with torch.autocast(x_proj.device.type, enabled=False):
+        name = backend(x_proj.device, low or (given if given in (torch.bfloat16, torch.float16) else x_proj.dtype))
+        if _chosen not in ("auto", *RHN_ENGINES):
+            raise BnrnnError(
+                f"backend={_chosen} has no kernel for highway networks: use auto, {', '.join(RHN_ENGINES)}"
+            )
+        kernel = {"cpu": CpuSteps, "fused": Steps}.get(substitute(name, RHN_ENGINES))
+        run = partial(rhn_fused_scan, kernel, product_dtype=low) if kernel else rhn.rhn_scan
         y, s, used = run(x_proj, s, weight, population=population, **kwargs)
     return y.to(given), s.to(of_s), used
 

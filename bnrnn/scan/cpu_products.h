@@ -86,32 +86,33 @@ void panel(int M, int depth, int vectors, const float* A, int64_t row, int64_t s
   }
 }
 
-// The right factor in panels of 4 vectors' width, each cut into depths of at most DEPTH.
+// The right factor in panels of at most 4 vectors' width, each cut into depths of at most DEPTH.
 struct Packed {
-  int N, K;
+  int N, K, vectors;  // vectors: of a panel
   Floats data;
 
   // Element (k, n) of the factor is W[k * row + n * column].
-  Packed(int N, int K, const float* W, int64_t row, int64_t column) : N(N), K(K) {
+  Packed(int N, int K, const float* W, int64_t row, int64_t column, int vectors = 4) : N(N), K(K), vectors(vectors) {
     data.reset(new float[(int64_t)round_up(N) * K]);
-    for (int n = 0; n < N; n += 4 * LANES) {
-      const int width = std::min(4 * LANES, round_up(N - n)), used = std::min(4 * LANES, N - n);
+    const int whole = vectors * LANES;
+    for (int n = 0; n < N; n += whole) {
+      const int width = std::min(whole, round_up(N - n)), used = std::min(whole, N - n);
       float* p = data.get() + (int64_t)n * K;
       for (int k = 0; k < K; ++k, p += width)
         for (int i = 0; i < width; ++i) p[i] = i < used ? W[k * row + (n + i) * column] : 0.0f;
     }
   }
-  // M rows of A times columns n ... of the factor (n a multiple of 4 vectors) into C, which has room for whole vectors.
+  // M rows of A times the panel at column n into C, which has room for whole vectors.
   void times(int n, int M, const float* A, int64_t row, int64_t step, float* C, int64_t ldc, bool add) const {
-    const int vectors = std::min(4, round_up(N - n) / LANES);
+    const int used = std::min(vectors, round_up(N - n) / LANES);
     for (int k = 0; k < K; k += DEPTH)
-      panel(M, std::min(DEPTH, K - k), vectors, A + k * step, row, step,
-            data.get() + (int64_t)n * K + (int64_t)k * vectors * LANES, C, ldc, add || k > 0);
+      panel(M, std::min(DEPTH, K - k), used, A + k * step, row, step,
+            data.get() + (int64_t)n * K + (int64_t)k * used * LANES, C, ldc, add || k > 0);
   }
   // The same where C has no room beyond N columns.
   void times_exactly(int n, int M, const float* A, int64_t row, int64_t step, float* C, int64_t ldc, bool add) const {
     const int used = N - n;
-    if (used >= 4 * LANES || used % LANES == 0) return times(n, M, A, row, step, C, ldc, add);
+    if (used >= vectors * LANES || used % LANES == 0) return times(n, M, A, row, step, C, ldc, add);
     const int width = round_up(used);
     Floats edge(new float[(int64_t)M * width]);
     for (int m = 0; add && m < M; ++m) std::memcpy(&edge[(int64_t)m * width], C + m * ldc, used * sizeof(float));

@@ -1,4 +1,4 @@
-"""Compiled kernels for float32 on the CPU (lstm_cpu.cpp): the recurrence over a whole sequence, and what surrounds it.
+"""Compiled kernels for float32 on the CPU: the LSTM's recurrence over a whole sequence, and what surrounds it.
 
 Built on first use with the machine's C++ compiler in seconds; cached by source, flags and processor. It has a plain C
 interface for ctypes, because torch's extension builder takes half a minute for torch's headers.
@@ -23,8 +23,9 @@ from bnrnn.errors import BnrnnError
 from bnrnn.scan.lstm import Statistics
 from bnrnn.scan.lstm_fused import PARAMETERS, Sequence
 
-SOURCE = Path(__file__).with_suffix(".cpp")
-HEADER = Path(__file__).with_name("cpu_products.h")
+FOLDER = Path(__file__).parent
+SOURCES = [FOLDER / "lstm_cpu.cpp", FOLDER / "rhn_cpu.cpp"]
+HEADERS = [FOLDER / "cpu_products.h", FOLDER / "cpu_blocks.h"]
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-fPIC"]
 
 
@@ -48,12 +49,12 @@ def _build(command: str, path: Path) -> None:
         built = Path(part) / path.name
         for openmp in (["-fopenmp"], []):  # not every compiler has it; without it there is one thread
             run = subprocess.run(
-                [command, *FLAGS, *openmp, str(SOURCE), "-o", str(built)], capture_output=True, text=True
+                [command, *FLAGS, *openmp, *map(str, SOURCES), "-o", str(built)], capture_output=True, text=True
             )
             if not run.returncode:
                 break
         else:
-            raise BnrnnError(f"backend=cpu: {command} could not build {SOURCE.name}: {run.stderr.strip()[:2000]}")
+            raise BnrnnError(f"backend=cpu: {command} could not build its kernels: {run.stderr.strip()[:2000]}")
         os.replace(built, path)  # several processes may build at once: the last one wins, all are the same
 
 
@@ -63,10 +64,10 @@ def library() -> ctypes.CDLL:
     command = compiler()
     if command is None:
         raise BnrnnError("backend=cpu needs a C++ compiler (g++ or clang++): install one, or use backend=reference")
-    identity = [SOURCE.read_text(), HEADER.read_text(), *FLAGS, command, _processor()]
+    identity = [*(path.read_text() for path in (*SOURCES, *HEADERS)), *FLAGS, command, _processor()]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bnrnn"
-    path = folder / f"lstm_cpu-{key}.so"
+    path = folder / f"kernels-{key}.so"
     if not path.exists():
         try:
             _build(command, path)
@@ -75,7 +76,7 @@ def library() -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def _at(tensor: Tensor | None) -> int | None:
+def address(tensor: Tensor | None) -> int | None:
     """Address of a contiguous float32 tensor; null for None."""
     return None if tensor is None else tensor.data_ptr()
 
@@ -94,7 +95,7 @@ class _Lstm(ctypes.Structure):
     )  # fmt: skip
 
 
-def _sizes(values: list[int] | None) -> Any:
+def sizes_of(values: list[int] | None) -> Any:
     return None if values is None else (ctypes.c_int32 * len(values))(*values)
 
 
@@ -110,8 +111,8 @@ class CpuEngine:
                    **s.parameters, **s.statistics._asdict(), **gradients}  # fmt: skip
         return _Lstm(
             T=T, B=B, H=H, batch=int(s.batch), threads=torch.get_num_threads(), eps=s.eps,
-            running=_sizes(s.batch_sizes), counted=None if s.ended_count else _sizes(s.batch_sizes),
-            **{name: _at(tensor) for name, tensor in tensors.items()},
+            running=sizes_of(s.batch_sizes), counted=None if s.ended_count else sizes_of(s.batch_sizes),
+            **{name: address(tensor) for name, tensor in tensors.items()},
         )  # fmt: skip
 
     def forward(self, s: Sequence, y: Tensor) -> None:
@@ -122,7 +123,7 @@ class CpuEngine:
         gradients = {f"d{name}": grad for name, grad in grads.items()}
         arguments = self._arguments(s, y, dy=dy, dh=dh, dc=dc, **gradients)
         self.library.bnrnn_lstm_backward(ctypes.byref(arguments))
-        return _sum_of_outer([(s.u[0], s.h_0), (s.u[1:].flatten(0, 1), y[:-1].flatten(0, 1))])
+        return sum_of_outer([(s.u[0], s.h_0), (s.u[1:].flatten(0, 1), y[:-1].flatten(0, 1))])
 
 
 def _product(a: Tensor, b: Tensor, transposed: bool = False, out: Tensor | None = None) -> Tensor:
@@ -130,18 +131,18 @@ def _product(a: Tensor, b: Tensor, transposed: bool = False, out: Tensor | None 
     m, k = (a.shape[1], a.shape[0]) if transposed else a.shape
     c = a.new_empty(m, b.shape[1]) if out is None else out
     library().bnrnn_product(
-        m, b.shape[1], k, ctypes.c_void_p(_at(a)), int(transposed), ctypes.c_void_p(_at(b)),
-        ctypes.c_int64(b.stride(0)), ctypes.c_int64(b.stride(1)), ctypes.c_void_p(_at(c)), int(out is not None),
+        m, b.shape[1], k, ctypes.c_void_p(address(a)), int(transposed), ctypes.c_void_p(address(b)),
+        ctypes.c_int64(b.stride(0)), ctypes.c_int64(b.stride(1)), ctypes.c_void_p(address(c)), int(out is not None),
         torch.get_num_threads(),
     )  # fmt: skip
     return c
 
 
-def _sum_of_outer(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+def sum_of_outer(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
     """The sum of a.T @ b over the pairs, all of the same widths."""
     m, n = (v.shape[1] for v in pairs[0])
     if -n % 16 * m > -m % 16 * n:  # panels are 16 columns wide: leave the smaller part of one unused
-        return _sum_of_outer([(b, a) for a, b in pairs]).t()
+        return sum_of_outer([(b, a) for a, b in pairs]).t()
     total = None
     for a, b in pairs:
         total = _product(a, b, transposed=True, out=total) if len(a) else total
@@ -162,7 +163,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dy = grads[0].contiguous().flatten(0, 1)
         dx = _product(dy, weight).view_as(x) if ctx.needs_input_grad[0] else None
-        return dx, _sum_of_outer([(dy, x.flatten(0, 1))])
+        return dx, sum_of_outer([(dy, x.flatten(0, 1))])
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -184,8 +185,8 @@ class _NormalizeSequence(torch.autograd.Function):
         mean, var = (v.contiguous() for v in population or (x.new_empty(T, F), x.new_empty(T, F)))
         y = torch.empty_like(x)
         library().bnrnn_norm_forward(
-            T, B, F, int(population is None), ctypes.c_float(eps), _sizes(batch_sizes),
-            *(ctypes.c_void_p(_at(v)) for v in (x, gamma, beta, mean, var, y)),
+            T, B, F, int(population is None), ctypes.c_float(eps), sizes_of(batch_sizes),
+            *(ctypes.c_void_p(address(v)) for v in (x, gamma, beta, mean, var, y)),
         )  # fmt: skip
         ctx.save_for_backward(x, gamma, mean, var)
         ctx.batch, ctx.has_beta, ctx.eps, ctx.batch_sizes = population is None, beta is not None, eps, batch_sizes
@@ -197,8 +198,8 @@ class _NormalizeSequence(torch.autograd.Function):
         x, gamma, mean, var = ctx.saved_tensors
         dy, dx = grads[0].contiguous(), torch.empty_like(x)
         dgamma, dbeta = torch.zeros_like(gamma), torch.zeros_like(gamma)
-        pointers = (ctypes.c_void_p(_at(v)) for v in (x, gamma, mean, var, dy, dx, dgamma, dbeta))
-        sizes = _sizes(ctx.batch_sizes)
+        pointers = (ctypes.c_void_p(address(v)) for v in (x, gamma, mean, var, dy, dx, dgamma, dbeta))
+        sizes = sizes_of(ctx.batch_sizes)
         library().bnrnn_norm_backward(*x.shape, int(ctx.batch), ctypes.c_float(ctx.eps), sizes, *pointers)
         return dx, dgamma, dbeta if ctx.has_beta else None, None, None, None
 

@@ -95,22 +95,26 @@ class Steps:
         gamma = self.parameters["gamma_x"]
         return self.x[t, :n] if gamma is None else self.x[t, :n] * gamma
 
-    def backward(self, dy: Tensor, ds: Tensor, grads: dict[str, Tensor]) -> Tensor:
-        """Turn x and a into their gradients and ds, of the last state, into that of the first; add to `grads`; return
-        the gradient of weight."""
-        dweight = torch.empty_like(self.weight)
+    def backward(self, dy: Tensor, ds: Tensor, grads: dict[str, Tensor]) -> None:
+        """Turn x and a into their gradients and ds, of the last state, into that of the first; add to `grads`."""
         for t in reversed(range(len(self.x))):
             n = self.running(t)
             ds += dy[t]
             for d in reversed(range(len(self.weight))):
                 ds[:n] = self._layer_back(t, d, n, ds[:n], grads)
             self._input_back(t, n, grads)
+
+    def weight_gradient(self) -> Tensor:
+        """After the backward pass."""
         T, D, B, G = self.a.shape
+        dweight = torch.empty_like(self.weight)
         for d in range(D):
             before = self.states[:, d - 1] if d else torch.cat([self.s_0[None], self.states[:-1, -1]])
-            v = self.entering_all(before, d).reshape(T * B, -1).to(self.product_dtype)
-            dweight[d] = self.a[:, d].reshape(T * B, G).to(self.product_dtype).t() @ v
+            dweight[d] = self.outer(self.a[:, d].reshape(T * B, G), self.entering_all(before, d).reshape(T * B, -1))
         return dweight
+
+    def outer(self, da: Tensor, v: Tensor) -> Tensor:
+        return (da.to(self.product_dtype).t() @ v.to(self.product_dtype)).to(da.dtype)
 
     def entering_all(self, before: Tensor, d: int) -> Tensor:
         """`entering`, of all steps (T, B, H); of sequences that have ended, whatever: their gradients are 0."""
@@ -179,11 +183,12 @@ class _Scan(torch.autograd.Function):
         ctx.steps = None
         dy, ds = given[0], given[1].clone(memory_format=torch.contiguous_format)
         grads = {name: torch.zeros_like(p) for name, p in steps.parameters.items() if p is not None}
-        dweight = steps.backward(dy, ds, grads)
-        return None, steps.x, ds, dweight, *(grads.get(name) for name in PARAMETERS)
+        steps.backward(dy.contiguous(), ds, grads)
+        return None, steps.x, ds, steps.weight_gradient(), *(grads.get(name) for name in PARAMETERS)
 
 
 def rhn_fused_scan(
+    engine: type[Steps],
     x_proj: Tensor,
     s: Tensor,
     weight: Tensor,
@@ -194,25 +199,25 @@ def rhn_fused_scan(
     product_dtype: torch.dtype | None = None,
     **parameters: Tensor | None,
 ) -> tuple[Tensor, Tensor, RHNStatistics]:
-    """bnrnn.scan.rhn.rhn_scan. A second backward through one scan raises RuntimeError."""
+    """bnrnn.scan.rhn.rhn_scan, its steps run by `engine`. A second backward through one scan raises RuntimeError."""
     (T, B, G), (D, _, H) = x_proj.shape, weight.shape
     given = {name: parameters.get(name) for name in PARAMETERS}
-    constant = {name: None if p is None else p.detach() for name, p in given.items()}
+    constant = {name: None if p is None else p.detach().contiguous() for name, p in given.items()}
     K = 0 if constant["gamma_s"] is None else len(constant["gamma_s"])
     shapes = {"gamma_x": (T, G), "gamma_s": (T, K, H), "gamma_z": (T, D, G)}
     used = [
-        None if given[name] is None else x_proj.new_empty(shape) if value is None else value
+        None if given[name] is None else x_proj.new_empty(shape) if value is None else value.contiguous()
         for (name, shape), value in zip(
             [pair for pair in shapes.items() for _ in range(2)], population or RHNStatistics(), strict=True
         )
     ]
-    steps = Steps(
-        x=x_proj.detach().clone(),
+    steps = engine(
+        x=x_proj.detach().clone(memory_format=torch.contiguous_format),
         a=x_proj.new_empty(T, D, B, G),
         states=x_proj.new_empty(T, D, B, H),
         normal=x_proj.new_zeros(T, K, B, H) if K else None,
-        s_0=s.detach(),
-        weight=weight.detach(),
+        s_0=s.detach().contiguous(),
+        weight=weight.detach().contiguous(),
         parameters=constant,
         statistics=RHNStatistics(*used),
         batch=population is None,

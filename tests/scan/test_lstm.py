@@ -278,9 +278,9 @@ def test_an_engine_that_cannot_run_is_an_error(monkeypatch):
 def test_what_the_compiler_says_is_reported(monkeypatch, tmp_path):
     source = tmp_path / "broken.cpp"
     source.write_text("int main( {")
-    monkeypatch.setattr(lstm_cpu, "SOURCE", source)
+    monkeypatch.setattr(lstm_cpu, "SOURCES", [source])
     lstm_cpu.library.cache_clear()
-    with pytest.raises(BnrnnError, match=r"could not build broken.cpp: (.|\n)*error"):
+    with pytest.raises(BnrnnError, match=r"could not build its kernels: (.|\n)*error"):
         scan.set_backend("cpu")
 
 
