@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bnrnn.bench import NN_LSTM
+from bnrnn.bench import NAIVE, NN_LSTM
 from bnrnn.errors import BnrnnError
 from bnrnn.tables import NONE, markdown
 
@@ -91,6 +91,17 @@ def render_readers(found: dict[str, Any]) -> str:
     return f"{about}\n\n{markdown(header, table)}"
 
 
+def render_rhn(found: dict[str, Any]) -> str:
+    median = found["median_ms"]
+    best = min(name for name in median if median[name] == min(median.values()))
+    faster = median[NAIVE] / median[best]
+    verdict = NONE if found["target"] is None else "yes" if faster >= found["target"] else "no"
+    table = [[*(ms(time) for time in median.values()), f"{faster:.2f}", f"{found['target'] or NONE}", verdict]]
+    size = f"T {found['T']}, B {found['B']}, I and H {found['H']}, depth {found['D']}"
+    header = [*(f"{name}, ms" for name in median), "naive / best", "at least", "met"]
+    return f"A step of BN-RHN ({size}):\n\n{markdown(header, table)}"
+
+
 def render_short(result: dict[str, Any]) -> str:
     """The ratios alone, as README shows them."""
     return f"{about(result)}\n{render_ratios(result['rows'])}"
@@ -105,6 +116,7 @@ def render(result: dict[str, Any]) -> str:
         "## Memory that a step adds at its peak, over what `nn.LSTM` adds": result["memory"]
         and render_memory(result["memory"]),
         "## Replicas": render_replicas(result["replicas"]),
+        "## Recurrent highway networks": "rhn" in result and render_rhn(result["rhn"]),
         "## Attentive readers": "readers" in result and render_readers(result["readers"]),
     }
     return "\n".join(f"{title}\n\n{text}" for title, text in parts.items() if text)

@@ -18,6 +18,7 @@ from bnrnn import bench
 from bnrnn.bench import NAIVE, NN_LSTM, Plan, Shape, say
 from bnrnn.bench_page import render, render_file
 from bnrnn.bench_reader import reader_cost
+from bnrnn.bench_rhn import rhn_cost
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.evidence import ROOT
 from bnrnn.results import environment, git_commit, write_json
@@ -58,6 +59,8 @@ def measure(shapes: dict[str, Shape], plan: Plan, device: torch.device, precisio
     say(f"{key} {shape.title}: {bench.REPLICAS} replicas")
     replicas = {"shape": key, **bench.replica_cost(rows[0]["best"], shape, device, plan)}
     set_backend("auto")
+    say("recurrent highway networks")
+    rhn = rhn_cost(variants[2:], device, plan)
     say("attentive readers")
     readers = reader_cost(device, plan)
     return {
@@ -75,6 +78,7 @@ def measure(shapes: dict[str, Shape], plan: Plan, device: torch.device, precisio
         "rows": rows,
         "memory": memory,
         "replicas": replicas,
+        "rhn": rhn,
         "readers": readers,
     }
 

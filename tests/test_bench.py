@@ -8,11 +8,13 @@ import sys
 import pytest
 import torch
 
-from bnrnn import bench, bench_reader
+from bnrnn import bench, bench_reader, bench_rhn
 from bnrnn.bench import NAIVE, NN_LSTM, NaiveLSTM, Plan, Shape, judge, judge_times
 from bnrnn.bench_page import render
+from bnrnn.bench_rhn import NaiveBNRHN
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import ROOT
+from bnrnn.layers.bn_rhn import BNRHN
 from bnrnn.scan import backend, set_backend
 from bnrnn.stack import LSTM
 from scripts.bench import main
@@ -32,8 +34,16 @@ def _engines(monkeypatch):
     monkeypatch.setattr(bench, "BACKENDS", ("auto", "reference", "fused", "cpu"))
     for name in ("T", "B", "S", "V"):
         monkeypatch.setattr(bench_reader, name, 4)
+    for name in ("T", "B", "H", "D"):
+        monkeypatch.setattr(bench_rhn, name, 3)
     yield
     set_backend("auto")
+
+
+def test_the_naive_loop_is_the_highway_layer():
+    layer = BNRHN(3, 5, 4, depth=2)
+    naive, x = NaiveBNRHN(layer), torch.randn(4, 6, 3)
+    assert_near("y", layer(x)[0], naive(x)[0])
 
 
 @pytest.mark.parametrize("norm", ["batch", "input_batch"])
@@ -133,6 +143,8 @@ def test_the_page_says_what_was_measured():
     assert "Memory" not in render(stored(memory=[])) and "readers" not in page
     median = {"lstm": 100.0, "lstm, both directions": 200.0, "bn_e_star": 131.0, "bn_e_star_star, masked": 240.0}
     page = render(stored(readers={"T": 40, "B": 40, "target": 1.3, "ms": {}, "median_ms": median}))
+    rhn = {"T": 20, "B": 64, "H": 512, "D": 3, "ms": {}, "median_ms": {NAIVE: 300.0, "fused": 250.0, "cpu": 200.0}}
+    assert "| 300 | 250 | 200 | 1.50 | 1.35 | yes |" in render(stored(rhn={**rhn, "target": 1.35}))
     assert "| bn_e_star | 131 | 1.31 | lstm | 1.31 | no |" in page
     assert "| bn_e_star_star, masked | 240 | 2.40 | lstm, both directions | 1.20 | yes |" in page
 
@@ -145,6 +157,7 @@ def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
     assert [(row["shape"], row["T"], row["error_T"]) for row in result["rows"]] == [("S1", 4, 2), ("S2", 4, 2)]
     assert result["rows"][0]["met"] is True and result["rows"][1]["target"] is None
     assert set(result["rows"][0]["ms"]) == {NN_LSTM, NAIVE, *bench.engines(CPU)}
+    assert result["rhn"]["T"] == 3 and list(result["rhn"]["ms"]) == [NAIVE, "reference", "fused", "cpu"]
     assert result["readers"]["T"] == 4 and set(result["readers"]["ms"]) == set(bench_reader.READERS)
     assert result["replicas"]["R"] == 16 and set(result["replicas"]["ms"]) == {"R=1", "R=16", "16 calls"}
     assert result["commit"] and result["environment"]["torch"] == torch.__version__

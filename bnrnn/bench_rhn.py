@@ -1,0 +1,72 @@
+"""How fast a training step of a batch-normalized recurrent highway network is, beside a naive loop."""
+
+import statistics
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from bnrnn.bench import NAIVE, Plan, time_in_turn
+from bnrnn.layers.bn_rhn import BNRHN
+from bnrnn.scan import RHN_ENGINES, set_backend
+
+T, B, H, D = 20, 64, 512, 3
+TARGETS = {"cpu": 1.35, "cuda": 20.0}  # times as fast as the naive loop
+
+
+class NaiveBNRHN(nn.Module):
+    """BN-RHN as one would write it: products, F.batch_norm and its running statistics layer by layer."""
+
+    def __init__(self, layer: BNRHN) -> None:
+        super().__init__()
+        assert layer.bn_x is not None and layer.bn_s is not None and layer.bn_s.beta is not None
+        self.layer = layer
+        sizes = [layer.bn_x.gamma.numel(), *[layer.hidden_size] * layer.depth]
+        self.running = [[(torch.zeros(n), torch.ones(n)) for _ in range(layer.bn_x.t_max)] for n in sizes]
+
+    def forward(self, x: Float[Tensor, "T B I"]) -> tuple[Float[Tensor, "T B H"], Any]:
+        layer, of_x, of_s = self.layer, self.layer.bn_x, self.layer.bn_s
+        assert of_x is not None and of_s is not None and of_s.beta is not None
+        s, ys = x.new_zeros(x.shape[1], layer.hidden_size), []
+        gammas, betas = (v.view(layer.depth, -1) for v in (of_s.gamma, of_s.beta))
+        for t, x_t in enumerate(x):
+            mean, var = self._at(0, t, x.device)
+            u = F.batch_norm(x_t @ layer.weight_ih.T, mean, var, of_x.gamma, None, True, eps=of_x.eps)
+            for d in range(layer.depth):
+                mean, var = self._at(1 + d, t, x.device)
+                v = F.batch_norm(s, mean, var, gammas[d], betas[d], True, eps=of_s.eps)
+                a = v @ layer.weight_hh[d].T + layer.bias[d] + (u if d == 0 else 0.0)
+                h, transform, carry = a.chunk(3, dim=1)
+                s = h.tanh() * transform.sigmoid() + s * carry.sigmoid()
+            ys.append(s)
+        return torch.stack(ys), None
+
+    def _at(self, which: int, t: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        mean, var = self.running[which][t]
+        self.running[which][t] = mean.to(device), var.to(device)
+        return self.running[which][t]
+
+
+def step(name: str, model: nn.Module, x: Tensor, dy: Tensor, wanted: list[Tensor]) -> tuple[Tensor, ...]:
+    """Forward and backward."""
+    if name != NAIVE:
+        set_backend(name)
+    return torch.autograd.grad(model(x)[0], wanted, dy)
+
+
+def rhn_cost(engines: list[str], device: torch.device, plan: Plan) -> dict[str, Any]:
+    """Milliseconds of a step of every engine and of the naive loop, all in turn."""
+    torch.manual_seed(0)
+    layer = BNRHN(H, H, T, depth=D).to(device)
+    x, dy = torch.randn(T, B, H, device=device, requires_grad=True), torch.randn(T, B, H, device=device)
+    wanted = [*layer.parameters(), x]
+    models = {NAIVE: NaiveBNRHN(layer), **dict.fromkeys([name for name in engines if name in RHN_ENGINES], layer)}
+    runs = {name: partial(step, name, model, x, dy, wanted) for name, model in models.items()}
+    times = time_in_turn(runs, device, plan)
+    set_backend("auto")
+    median = {name: statistics.median(t) for name, t in times.items()}
+    target = TARGETS.get(device.type)
+    return {"T": T, "B": B, "H": H, "D": D, "ms": times, "median_ms": median, "target": target}
