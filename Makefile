@@ -21,8 +21,8 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 BRIEF = $(if $(filter smoke,$(BUDGET)),--lengths 100 200 --num-batches 1)
 
 .PHONY: help setup quickstart test lint types check tables data bench sweep-gamma reproduce-fig1 reproduce-fig2 \
-	reproduce-fig3 reproduce-fig4 reproduce-fig5 reproduce-attention reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig2 reproduce-zhang2017-fig2 \
-	plan-fig1 plan-fig2 plan-fig3 plan-fig4 plan-fig5 plan-attention plan-fig6 plan-table5 plan-laurent2015-fig2 plan-zhang2017-fig2
+	reproduce-fig3 reproduce-fig4 reproduce-fig5 reproduce-attention reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig2 reproduce-zhang2017-fig2 reproduce-zhang2017-fig3 \
+	plan-fig1 plan-fig2 plan-fig3 plan-fig4 plan-fig5 plan-attention plan-fig6 plan-table5 plan-laurent2015-fig2 plan-zhang2017-fig2 plan-zhang2017-fig3
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -101,6 +101,9 @@ reproduce-fig4_small: reproduce-fig4_small_equal reproduce-fig4_small_fair  ## t
 
 reproduce-zhang2017-fig2: reproduce-zhang2017-table1  ## learning curves of Table 1's runs
 
+reproduce-zhang2017-fig3: reproduce-zhang2017-flickr8k  ## images with the captions of the three models
+	$(PYTHON) experiments/zhang2017/fig3.py --out-dir $(OUT)
+
 reproduce-attention: reproduce-fig4_small_fair  ## where the readers of bAbI look
 	$(PYTHON) experiments/cooijmans2016/attention.py --out-dir $(OUT)
 
@@ -112,6 +115,7 @@ plan-fig3 plan-fig5: plan-table2
 plan-fig6: plan-fig6_pmnist plan-fig6_ptb
 plan-table5: $(addprefix plan-table5_,mnist_lr mnist_decay mnist_hidden ptb text8)
 plan-laurent2015-fig2: plan-laurent2015-table2
+plan-zhang2017-fig3: plan-zhang2017-flickr8k
 plan-zhang2017-fig2: plan-zhang2017-table1
 plan-fig1:
 	@echo "Fig. 1 trains nothing: make reproduce-fig1 takes minutes on a CPU"

@@ -1,0 +1,95 @@
+"""Zhang et al. 2017, Fig. 3: images with the captions of the three models and one that a person wrote.
+
+    python experiments/zhang2017/fig3.py [--data-dir DIR] [--out-dir DIR]
+
+Reads the finished runs of the captioners on Flickr8k in --out-dir, of their lowest seed, and the images in
+<data-dir>/flickr8k/*.tar. Captions are greedy, with population statistics.
+"""
+
+import io
+import os
+import tarfile
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from bnrnn import plots
+from bnrnn.captions import decode
+from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.evidence import load_claim, load_trained, sweep, trained_runs
+from bnrnn.results import provenance
+from bnrnn.tables import markdown, publish
+
+KEY = "zhang2017/fig3"
+THUMBNAIL = 160  # pixels of the longer side
+
+
+def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
+    claim = load_claim(KEY)
+    runs = trained_runs(claim["models"], results_dir)
+    seed = min(run.seed for run in runs)
+    by_setting = {run.overrides["setting"]: run for run in runs if run.seed == seed}
+    images: list[dict[str, Any]] = []
+    for setting in (s for s in sweep(claim["models"])["setting"] if s in by_setting):
+        loaded: Any = load_trained(by_setting[setting], data_dir)
+        model, data = loaded
+        chosen = data.images["test"][: claim["count"]]
+        images = images or [{"name": i.name, "reference": i.captions[0], "captions": {}} for i in chosen]
+        found = decode(model, data.features_of("test")[: claim["count"]])
+        for image, caption in zip(images, found, strict=True):
+            image["captions"][setting] = data.spell(caption.ids)
+    about = {"updates": runs[0].result.updates, "data": runs[0].result.data, "seed": seed}
+    return {"name": KEY, **provenance(), **about, "images": images}
+
+
+def render(result: dict[str, Any]) -> str:
+    rows = [[image["name"], image["reference"], *image["captions"].values()] for image in result["images"]]
+    header = ["image", "a person", *(plots.label(setting) for setting in result["images"][0]["captions"])]
+    caption = (
+        f"The first test images, seed {result['seed']}, after up to {result['updates']:,} updates. {result['data']}.\n"
+    )
+    return f"# {load_claim(KEY)['title']}\n\n{caption}\n{markdown(header, rows)}\n![Fig. 3](fig3.png)\n"
+
+
+def thumbnails(names: list[str], data_dir: Path) -> list[np.ndarray]:
+    """Small copies of images. Raises BnrnnError for one that is not there."""
+    found: dict[str, np.ndarray] = {}
+    for path in sorted((data_dir / "flickr8k").glob("*.tar")):
+        with tarfile.open(path) as archive:
+            for member in archive.getmembers():
+                name = Path(member.name).name
+                if name in names and (file := archive.extractfile(member)) is not None:
+                    with Image.open(io.BytesIO(file.read())) as image:
+                        image.thumbnail((THUMBNAIL, THUMBNAIL))
+                        found[name] = np.asarray(image.convert("RGB"))
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise BnrnnError(f"{missing[0]} is in no .tar of {data_dir / 'flickr8k'}: put Flickr8k's images there")
+    return [found[name] for name in names]
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """The picture needs the images: where they are not at hand, that which is there stays."""
+    data_dir = Path(os.environ.get("BNRNN_DATA", "data"))
+    if not any((data_dir / "flickr8k").glob("*.tar")) and path.exists():
+        return
+    pictures = thumbnails([image["name"] for image in result["images"]], data_dir)
+    plots.draw_gallery(result["images"], pictures, path)
+
+
+def main() -> None:
+    parser = ArgumentParser(description="Fig. 3 of Zhang et al. 2017")
+    parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
+    parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
+    args = parser.parse_args()
+    os.environ["BNRNN_DATA"] = args.data_dir
+    torch.set_num_threads(1)
+    publish(KEY, measure(args.data_dir, args.out_dir), args.out_dir, render, draw)
+
+
+if __name__ == "__main__":
+    report_errors(main)
