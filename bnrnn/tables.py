@@ -200,7 +200,8 @@ def render_summary(runs: list[Run]) -> str:
                 ", ".join(notes),
             ]
         )
-    units = ", ".join(UNITS[m] for m in UNITS if any(run.metric == m for run in runs))
+    measured = {run.metric for run in runs if run.result.metrics}  # of a run that diverged, nothing was
+    units = ", ".join(UNITS[m] for m in UNITS if m in measured) or "nothing"
     header = ["run", "budget", "updates", *(title for title, _ in columns), "s / update", "engine", ""]
     data = "".join(f"\nData: {text}.\n" for text in sorted({run.result.data for run in runs} - {""}))
     statistics = "batch and population name the statistics that batch normalization used"
