@@ -261,5 +261,5 @@ def test_it_learns_32_questions_by_heart(variant, padding):
         nn.utils.clip_grad_norm_(model.parameters(), 10.0)
         optimizer.step()
         if (logits.argmax(-1) == batch.targets).all():
-            return
-    pytest.fail("still wrong after 150 updates")
+            break
+    assert torch.equal(logits.argmax(-1), batch.targets)
