@@ -20,8 +20,8 @@ struct Block {
   static void store(float* p, V v) { std::memcpy(p, &v, sizeof(V)); }
   static V load_or(const float* p, int64_t at, float otherwise) { return p ? load(p + at) : V{} + otherwise; }
 
-  // exp with a relative error of about 1e-7: range reduction by powers of two, then a polynomial (Cephes expf).
-  static V exp(V x) {
+  // exp(x) = power (1 + rest), with a relative error of about 1e-7: a power of two and a polynomial (Cephes expf).
+  static void exp(V x, V& power, V& rest) {
     x = x > 88.0f ? V{} + 88.0f : x;
     x = x < -87.0f ? V{} - 87.0f : x;
     const V n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer
@@ -31,14 +31,22 @@ struct Block {
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    rest = p * r * r + r;
     const I scale = (__builtin_convertvector(n, I) + 127) << 23;
-    V power;
     std::memcpy(&power, &scale, sizeof(V));
-    return p * power;
   }
-  static V sigmoid(V x) { return 1.0f / (1.0f + exp(-x)); }
-  static V tanh(V x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+  static V sigmoid(V x) {
+    V power, rest;
+    exp(-x, power, rest);
+    return 1.0f / (power * rest + (power + 1.0f));
+  }
+  // (e - 1) / (e + 1) with e = exp(2 x): e - 1 without e keeps the digits of a small result.
+  static V tanh(V x) {
+    V power, rest;
+    exp(2.0f * x, power, rest);
+    const V less = power * rest + (power - 1.0f);
+    return less / (less + 2.0f);
+  }
 
   static V rsqrt(V x) {
     V y;

@@ -56,16 +56,22 @@ def call(run, args: dict):
     return run(args["x_proj"], args["s"], args["weight"], **rest)
 
 
+def rounding_error(problem: dict, seed: int) -> float:
+    """The largest relative error of the reference in float32, where the arguments are moved by about 1e-7."""
+    torch.manual_seed(seed)
+    moved = {k: v * (1 + 1e-7 * torch.randn_like(v)) if isinstance(v, Tensor) else v for k, v in problem.items()}
+    exact, found = everything(rhn_scan, moved), everything(rhn_scan, moved, torch.float32)
+    return max(((found[k] - v).norm() / v.norm()).item() for k, v in exact.items() if v.norm() > 1e-9)
+
+
 def assert_agrees(engine: str, problem: dict) -> None:
     kernel, dtype = {"fused": (Steps, torch.float64), "cpu": (CpuSteps, torch.float32)}[engine]
     expected, found = everything(rhn_scan, problem), everything(partial(rhn_fused_scan, kernel), problem, dtype)
     assert found.keys() == expected.keys()
     # What normalization takes away, such as the gradient of a shift, is 0 but for rounding: compared with the largest.
     tol, size = 1e-9, max(ref.norm().item() for name, ref in expected.items() if name.startswith("d"))
-    if dtype == torch.float32:  # an engine is held to the size of the others' own errors in float32
-        others = [everything(run, problem, dtype) for run in (rhn_scan, partial(rhn_fused_scan, Steps))]
-        errors = [(r[k] - v).norm() / v.norm() for r in others for k, v in expected.items() if v.norm() > 1e-9]
-        tol = max(1e-5, 5 * max(errors).item())
+    if dtype == torch.float32:  # an engine is held to the size of the reference's own errors in float32
+        tol = max(1e-5, 3 * max(rounding_error(problem, seed) for seed in range(4)))
     for name, ref in expected.items():
         if ref.abs().max() < 1e-12:
             assert found[name].norm() < tol * size, name
@@ -83,7 +89,7 @@ def test_engines_agree_with_the_reference_with_any_part_of_bn(engine, given, cou
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "shape", [(1, 5, 16, 1), (4, 4, 9, 2), (3, 9, 1, 3), (2, 4, 3, 5), (12, 7, 20, 3), (3, 5, 100, 2), (2, 15, 530, 2)]
+    "shape", [(1, 5, 16, 1), (4, 2, 9, 2), (3, 9, 1, 3), (2, 4, 3, 5), (12, 7, 20, 3), (3, 5, 100, 2), (2, 15, 530, 2)]
 )
 @pytest.mark.parametrize("K", [1, None])
 @pytest.mark.parametrize("coupled", [False, True])
