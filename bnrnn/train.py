@@ -29,7 +29,7 @@ from bnrnn.log import RunLog, say, start_wandb
 from bnrnn.loop import Stop, Trainer, TrainState
 from bnrnn.norm import batch_statistics, has_batch_norm, shared_statistics
 from bnrnn.results import FILE, Result, check_same_config, config_hash, config_record, environment, git_commit
-from bnrnn.scan import ENGINES, set_backend, substitute
+from bnrnn.scan import ENGINES, set_backend
 from bnrnn.search import apply_trial
 
 CHECKPOINT = "checkpoint.pt"
@@ -73,7 +73,8 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         if saved is not None:
             trainer.restore(saved)
         where = environment(device, cfg.precision)
-        where["backend"] = substitute(where["backend"], engines_of(model))
+        if where["backend"] not in engines_of(model):  # what `auto` took for the machine; the tanh RNN has one engine
+            where["backend"] = "reference"
         begun = f"resumed at update {state.update}" if saved else "from the start"
         how = f"{where['backend']} engine, {cfg.precision}"
         log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}, {how}")

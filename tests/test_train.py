@@ -127,9 +127,9 @@ def test_a_damaged_checkpoint_or_result_is_named(tmp_path):
 
 
 def test_divergence_ends_the_run_with_a_result_that_says_so(tmp_path):
-    result = train(short("optim.lr=1e30", "model=lstm", "budget.updates=100"), tmp_path)
+    result = train(short("optim.lr=1e37", "model=lstm", "budget.updates=100"), tmp_path)
     assert result.status == "diverged" and result.metrics == {} and result.updates < 100
-    assert train(short("optim.lr=1e30", "model=lstm", "budget.updates=100"), tmp_path) == result
+    assert train(short("optim.lr=1e37", "model=lstm", "budget.updates=100"), tmp_path) == result
     json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1], parse_constant=pytest.fail)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.scan import RHN_ENGINES, linear, rhn_scan
+from bnrnn.scan import linear, rhn_scan
 from bnrnn.scan.rhn import RHNStatistics
 
 
@@ -30,7 +30,6 @@ class RHN(RecurrentLayer):
     """
 
     state_names = ("s",)
-    engines = RHN_ENGINES
     num_gates = 2  # 3 where gates are not coupled
 
     def __init__(

@@ -27,7 +27,6 @@ from bnrnn.scan.rhn_cpu import CpuSteps
 from bnrnn.scan.rhn_fused import Steps, rhn_fused_scan
 
 ENGINES = ("reference", "fused", "cpu", "triton")
-RHN_ENGINES = ("reference", "fused", "cpu")
 BACKENDS = ("auto", *ENGINES)
 _chosen = "auto"
 
@@ -59,21 +58,16 @@ def backend(device: torch.device, dtype: torch.dtype) -> str:
     return "cpu" if fits and _has(library) else "reference"
 
 
-def substitute(name: str, engines: tuple[str, ...]) -> str:
-    """What `auto` takes for a recurrence that has these engines, where that of the LSTM would be run by `name`."""
-    return name if name in engines else "fused" if "fused" in engines else "reference"
-
-
 def _interpreted() -> bool:
     """Whether Triton's kernels run in Python here, for tests without a GPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
-def _triton() -> ModuleType:
+def _triton(recurrence: str = "lstm") -> ModuleType:
     """The Triton engine, imported when first needed: it is optional, and slow to import."""
     try:
-        return import_module("bnrnn.scan.lstm_triton")
+        return import_module(f"bnrnn.scan.{recurrence}_triton")
     except ImportError as error:
         raise BnrnnError(f"backend=triton cannot be imported ({error}): pip install triton, or use auto") from error
 
@@ -138,21 +132,22 @@ def lstm_scan(
 def rhn_scan(
     x_proj: Tensor, s: Tensor, weight: Tensor, *, population: RHNStatistics | None = None, **kwargs: Any
 ) -> tuple[Tensor, Tensor, RHNStatistics]:
-    """bnrnn.scan.rhn.rhn_scan by the chosen engine, of RHN_ENGINES. Precision is as in `lstm_scan`."""
+    """bnrnn.scan.rhn.rhn_scan by the chosen engine. Precision is as in `lstm_scan`; there are no replicas."""
     low = torch.get_autocast_dtype(x_proj.device.type) if torch.is_autocast_enabled(x_proj.device.type) else None
     given, of_s = x_proj.dtype, s.dtype
     if low is not None or given in (torch.bfloat16, torch.float16):
         kwargs = {k: _raised(v) for k, v in kwargs.items()}
         x_proj, s, weight = map(_raised, (x_proj, s, weight))
         population = population and RHNStatistics(*map(_raised, population))
+        low = low or given
     with torch.autocast(x_proj.device.type, enabled=False):
-        name = backend(x_proj.device, low or (given if given in (torch.bfloat16, torch.float16) else x_proj.dtype))
-        if _chosen not in ("auto", *RHN_ENGINES):
-            raise BnrnnError(
-                f"backend={_chosen} has no kernel for highway networks: use auto, {', '.join(RHN_ENGINES)}"
-            )
-        kernel = {"cpu": CpuSteps, "fused": Steps}.get(substitute(name, RHN_ENGINES))
-        run = partial(rhn_fused_scan, kernel, product_dtype=low) if kernel else rhn.rhn_scan
+        name = backend(x_proj.device, low or x_proj.dtype)
+        if name == "reference":
+            run = rhn.rhn_scan
+        elif name == "triton":
+            run = partial(_triton("rhn").rhn_triton_scan, product_dtype=low)
+        else:
+            run = partial(rhn_fused_scan, {"cpu": CpuSteps, "fused": Steps}[name], product_dtype=low)
         y, s, used = run(x_proj, s, weight, population=population, **kwargs)
     return y.to(given), s.to(of_s), used
 

@@ -1,8 +1,8 @@
 """The Triton kernels of one time step, forward and backward.
 
 A program owns J units with their four gates, for the whole batch of one replica: batch statistics need no other
-program's data. Batches larger than a tile are gone through tile by tile. Equation numbers: Cooijmans et al. 2016; the
-algebra of the backward pass stands in bnrnn/scan/lstm_fused.py.
+program's data. Equation numbers: Cooijmans et al. 2016; the algebra of the backward pass stands in
+bnrnn/scan/lstm_fused.py.
 """
 
 from typing import no_type_check
@@ -10,53 +10,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-
-@no_type_check
-@triton.jit
-def _moments(at, row, columns, valid, count, B: tl.constexpr, TILE: tl.constexpr, J: tl.constexpr):
-    """Mean and biased variance over the first `count` rows, in two passes."""
-    total = tl.zeros([J], tl.float32)
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        mask = (rows < count)[:, None] & valid[None, :]
-        total += tl.sum(tl.load(at + rows[:, None] * row + columns[None, :], mask=mask, other=0.0), axis=0)
-    mean = total / count
-    squares = tl.zeros([J], tl.float32)
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        mask = (rows < count)[:, None] & valid[None, :]
-        v = tl.load(at + rows[:, None] * row + columns[None, :], mask=mask, other=0.0)
-        d = tl.where(mask, v - mean[None, :], 0.0)
-        squares += tl.sum(d * d, axis=0)
-    return mean, squares / count
-
-
-@no_type_check
-@triton.jit
-def _statistics(at, row, columns, valid, count, means, vars, eps, BATCH: tl.constexpr, B: tl.constexpr,
-                TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """Mean and 1 / sqrt(var + eps): of the batch, and then stored, or as stored."""
-    if BATCH:
-        mean, var = _moments(at, row, columns, valid, count, B, TILE, J)
-        tl.store(means + columns, mean, mask=valid)
-        tl.store(vars + columns, var, mask=valid)
-    else:
-        mean = tl.load(means + columns, mask=valid, other=0.0)
-        var = tl.load(vars + columns, mask=valid, other=1.0)
-    return mean, 1.0 / tl.sqrt(var + eps)
-
-
-@no_type_check
-@triton.jit
-def _standardize(at, row, columns, valid, count, means, vars, eps, BATCH: tl.constexpr, B: tl.constexpr,
-                 TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """Normalize the first `count` rows in place."""
-    mean, rstd = _statistics(at, row, columns, valid, count, means, vars, eps, BATCH, B, TILE, J)
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        mask = (rows < count)[:, None] & valid[None, :]
-        here = at + rows[:, None] * row + columns[None, :]
-        tl.store(here, (tl.load(here, mask=mask, other=0.0) - mean[None, :]) * rstd[None, :], mask=mask)
+from bnrnn.scan.triton_blocks import add, offset, product_tile, standardize, statistics, tanh, through_norm
 
 
 @no_type_check
@@ -73,28 +27,6 @@ def _gate(u, x, row, rows, columns, mask, valid, gamma_hh, gamma_ih, bias):
     if bias is not None:
         b += tl.load(bias + columns, mask=valid, other=0.0)[None, :]
     return a + b
-
-
-@no_type_check
-@triton.jit
-def _lowered(x, LOW: tl.constexpr, WIDEN: tl.constexpr):
-    x = x.to(LOW)
-    return x.to(tl.float32) if WIDEN else x  # the interpreter has no products of bfloat16
-
-
-@no_type_check
-@triton.jit
-def _tanh(x):
-    return 2.0 * tl.sigmoid(2.0 * x) - 1.0
-
-
-@no_type_check
-@triton.jit
-def _offset(pointer, by):
-    if pointer is None:
-        return None
-    else:
-        return pointer + by
 
 
 @no_type_check
@@ -116,32 +48,26 @@ def forward_step(t, x, u, c, h, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_
     c_prev, h_prev = c + at * H, h + at * H
     c, h = c_prev + R * B * H, h_prev + R * B * H
     wide, narrow = (t.to(tl.int64) * R + replica) * 4 * H, (t.to(tl.int64) * R + replica) * H
-    gamma_ih, gamma_hh = _offset(gamma_ih, replica * 4 * H), _offset(gamma_hh, replica * 4 * H)
-    bias = _offset(bias, replica * 4 * H)
-    gamma_c, beta_c = _offset(gamma_c, replica * H), _offset(beta_c, replica * H)
+    gamma_ih, gamma_hh = offset(gamma_ih, replica * 4 * H), offset(gamma_hh, replica * 4 * H)
+    bias = offset(bias, replica * 4 * H)
+    gamma_c, beta_c = offset(gamma_c, replica * H), offset(beta_c, replica * H)
 
     if FUSED:
         weight += replica * 4 * H * H
         for first in range(0, B, TILE):
             rows = first + tl.arange(0, TILE)
             for gate in tl.static_range(4):
-                total = tl.zeros([TILE, J], tl.float32)
-                for k in range(0, H, K):
-                    depth = k + tl.arange(0, K)
-                    left = tl.load(h_prev + rows[:, None] * H + depth[None, :],
-                                   mask=(rows < count)[:, None] & (depth < H)[None, :], other=0.0)  # fmt: skip
-                    right = tl.load(weight + (gate * H + units)[None, :] * H + depth[:, None],
-                                    mask=valid[None, :] & (depth < H)[:, None], other=0.0)  # fmt: skip
-                    total += tl.dot(_lowered(left, LOW, WIDEN), _lowered(right, LOW, WIDEN), input_precision=PRECISION)
+                total = product_tile(h_prev, H, rows, count, weight, 1, H, gate * H + units, valid, H, J, TILE, K, LOW,
+                                     WIDEN, PRECISION)  # fmt: skip
                 mask = (rows < count)[:, None] & valid[None, :]
                 tl.store(u + rows[:, None] * 4 * H + gate * H + units[None, :], total, mask=mask)
         tl.debug_barrier()  # what follows may be read by other threads than wrote it
     for gate in tl.static_range(4):
         columns = gate * H + units
         if gamma_hh is not None:
-            _standardize(u, 4 * H, columns, valid, count, mean_hh + wide, var_hh + wide, eps, BATCH, B, TILE, J)
+            standardize(u, 4 * H, columns, valid, count, mean_hh + wide, var_hh + wide, eps, BATCH, B, TILE, J)
         if gamma_ih is not None:
-            _standardize(x, 4 * H, columns, valid, count, mean_ih + wide, var_ih + wide, eps, BATCH, B, TILE, J)
+            standardize(x, 4 * H, columns, valid, count, mean_ih + wide, var_ih + wide, eps, BATCH, B, TILE, J)
     tl.debug_barrier()
     for first in range(0, B, TILE):
         rows = first + tl.arange(0, TILE)
@@ -150,7 +76,7 @@ def forward_step(t, x, u, c, h, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_
         here = rows[:, None] * H + units[None, :]
         i = tl.sigmoid(_gate(u, x, 4 * H, rows, units, mask, valid, gamma_hh, gamma_ih, bias))
         f = tl.sigmoid(_gate(u, x, 4 * H, rows, H + units, mask, valid, gamma_hh, gamma_ih, bias))
-        g = _tanh(_gate(u, x, 4 * H, rows, 2 * H + units, mask, valid, gamma_hh, gamma_ih, bias))
+        g = tanh(_gate(u, x, 4 * H, rows, 2 * H + units, mask, valid, gamma_hh, gamma_ih, bias))
         before = tl.load(c_prev + here, mask=all_rows, other=0.0)
         tl.store(c + here, tl.where(mask, f * before + i * g, before), mask=all_rows)  # eq. 7
     tl.debug_barrier()
@@ -158,7 +84,7 @@ def forward_step(t, x, u, c, h, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_
     scale = tl.full([J], 1.0, tl.float32)
     shift = tl.zeros([J], tl.float32)
     if gamma_c is not None:
-        mean, rstd = _statistics(c, H, units, valid, count, mean_c + narrow, var_c + narrow, eps, BATCH, B, TILE, J)
+        mean, rstd = statistics(c, H, units, valid, count, mean_c + narrow, var_c + narrow, eps, BATCH, B, TILE, J)
         scale = rstd * tl.load(gamma_c + units, mask=valid, other=0.0)
     if beta_c is not None:
         shift = tl.load(beta_c + units, mask=valid, other=0.0)
@@ -171,43 +97,7 @@ def forward_step(t, x, u, c, h, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_
         z = (tl.load(c + here, mask=mask, other=0.0) - mean[None, :]) * scale[None, :] + shift[None, :]
         z = tl.where(mask, z, 0.0)  # a single sequence has variance 0, and others at its scale would overflow
         before = tl.load(h_prev + here, mask=all_rows, other=0.0)
-        tl.store(h + here, tl.where(mask, o * _tanh(z), before), mask=all_rows)  # eq. 8
-
-
-@no_type_check
-@triton.jit
-def _add(pointer, columns, valid, value):
-    tl.store(pointer + columns, tl.load(pointer + columns, mask=valid, other=0.0) + value, mask=valid)
-
-
-@no_type_check
-@triton.jit
-def _through_norm(at, da, row, columns, valid, count, gamma, dgamma, var, eps, BATCH: tl.constexpr, B: tl.constexpr,
-                  TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """Turn normalized values into the gradient of what was normalized, 0 beyond the first `count` rows."""
-    mean, mean_v, scale = tl.zeros([J], tl.float32), tl.zeros([J], tl.float32), tl.full([J], 1.0, tl.float32)
-    if gamma is not None:
-        for first in range(0, B, TILE):
-            rows = first + tl.arange(0, TILE)
-            mask = (rows < count)[:, None] & valid[None, :]
-            here = rows[:, None] * row + columns[None, :]
-            d = tl.load(da + here, mask=mask, other=0.0)
-            mean += tl.sum(d, axis=0)
-            mean_v += tl.sum(d * tl.load(at + here, mask=mask, other=0.0), axis=0)
-        _add(dgamma, columns, valid, mean_v)
-        scale = tl.load(gamma + columns, mask=valid, other=0.0)
-        scale /= tl.sqrt(tl.load(var + columns, mask=valid, other=1.0) + eps)
-        inverse = 1.0 / count if BATCH else 0.0  # population statistics send no gradient back
-        mean *= inverse
-        mean_v *= inverse
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        mask = (rows < count)[:, None] & valid[None, :]
-        here = rows[:, None] * row + columns[None, :]
-        d = tl.load(da + here, mask=mask, other=0.0)
-        if gamma is not None:
-            d = scale[None, :] * (d - mean[None, :] - tl.load(at + here, mask=mask, other=0.0) * mean_v[None, :])
-        tl.store(at + here, tl.where(mask, d, 0.0), mask=(rows < B)[:, None] & valid[None, :])
+        tl.store(h + here, tl.where(mask, o * tanh(z), before), mask=all_rows)  # eq. 8
 
 
 @no_type_check
@@ -239,12 +129,12 @@ def backward_step(t, x, u, c, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_c,
     dc += replica * B * H
     dz += replica * B * H
     da += replica * B * 4 * H
-    gamma_ih, gamma_hh = _offset(gamma_ih, replica * 4 * H), _offset(gamma_hh, replica * 4 * H)
-    dgamma_ih, dgamma_hh = _offset(dgamma_ih, replica * 4 * H), _offset(dgamma_hh, replica * 4 * H)
-    bias, dbias = _offset(bias, replica * 4 * H), _offset(dbias, replica * 4 * H)
-    gamma_c, dgamma_c = _offset(gamma_c, replica * H), _offset(dgamma_c, replica * H)
-    beta_c, dbeta_c = _offset(beta_c, replica * H), _offset(dbeta_c, replica * H)
-    var_ih, var_hh = _offset(var_ih, wide), _offset(var_hh, wide)
+    gamma_ih, gamma_hh = offset(gamma_ih, replica * 4 * H), offset(gamma_hh, replica * 4 * H)
+    dgamma_ih, dgamma_hh = offset(dgamma_ih, replica * 4 * H), offset(dgamma_hh, replica * 4 * H)
+    bias, dbias = offset(bias, replica * 4 * H), offset(dbias, replica * 4 * H)
+    gamma_c, dgamma_c = offset(gamma_c, replica * H), offset(dgamma_c, replica * H)
+    beta_c, dbeta_c = offset(beta_c, replica * H), offset(dbeta_c, replica * H)
+    var_ih, var_hh = offset(var_ih, wide), offset(var_hh, wide)
 
     # The whole gradient of h[t + 1].
     for first in range(0, B, TILE):
@@ -256,15 +146,8 @@ def backward_step(t, x, u, c, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_c,
             grad += tl.load(dh + here, mask=all_rows, other=0.0)
         else:
             if FUSED:
-                total = tl.zeros([TILE, J], tl.float32)
-                for k in range(0, 4 * H, K):
-                    depth = k + tl.arange(0, K)
-                    left = tl.load(u_next + rows[:, None] * 4 * H + depth[None, :],
-                                   mask=(rows < B)[:, None] & (depth < 4 * H)[None, :], other=0.0)  # fmt: skip
-                    right = tl.load(weight + (replica * 4 * H + depth)[:, None] * H + units[None, :],
-                                    mask=(depth < 4 * H)[:, None] & valid[None, :], other=0.0)  # fmt: skip
-                    total += tl.dot(_lowered(left, LOW, WIDEN), _lowered(right, LOW, WIDEN), input_precision=PRECISION)
-                grad += total
+                grad += product_tile(u_next, 4 * H, rows, B, weight + replica * 4 * H * H, H, 1, units, valid, 4 * H,
+                                     J, TILE, K, LOW, WIDEN, PRECISION)  # fmt: skip
             else:
                 grad += tl.load(product + replica * B * H + here, mask=all_rows, other=0.0)
             if running is not None:  # sequences that had ended hand their gradient on
@@ -289,19 +172,19 @@ def backward_step(t, x, u, c, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_c,
         here = rows[:, None] * H + units[None, :]
         o = tl.sigmoid(_gate(u, x, 4 * H, rows, 3 * H + units, mask, valid, gamma_hh, gamma_ih, bias))
         c_hat = (tl.load(c + here, mask=mask, other=0.0) - mean[None, :]) * rstd[None, :]
-        tanh = _tanh(tl.where(mask, gamma[None, :] * c_hat + shift[None, :], 0.0))
+        z = tanh(tl.where(mask, gamma[None, :] * c_hat + shift[None, :], 0.0))
         grad = tl.load(dh + here, mask=mask, other=0.0)
-        d = tl.where(mask, grad * o * (1.0 - tanh * tanh), 0.0)
+        d = tl.where(mask, grad * o * (1.0 - z * z), 0.0)
         sum_dz += tl.sum(d, axis=0)
         sum_dzc += tl.sum(d * c_hat, axis=0)
         tl.store(dz + here, d, mask=(rows < B)[:, None] & valid[None, :])
         wide_here = rows[:, None] * 4 * H + 3 * H + units[None, :]
-        tl.store(da + wide_here, tl.where(mask, grad * tanh * o * (1.0 - o), 0.0),
+        tl.store(da + wide_here, tl.where(mask, grad * z * o * (1.0 - o), 0.0),
                  mask=(rows < B)[:, None] & valid[None, :])  # fmt: skip
     if beta_c is not None:
-        _add(dbeta_c, units, valid, sum_dz)
+        add(dbeta_c, units, valid, sum_dz)
     if gamma_c is not None:
-        _add(dgamma_c, units, valid, sum_dzc)
+        add(dgamma_c, units, valid, sum_dzc)
         inverse = 1.0 / count if BATCH else 0.0
         sum_dz *= inverse
         sum_dzc *= inverse
@@ -318,7 +201,7 @@ def backward_step(t, x, u, c, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_c,
         here = rows[:, None] * H + units[None, :]
         i = tl.sigmoid(_gate(u, x, 4 * H, rows, units, mask, valid, gamma_hh, gamma_ih, bias))
         f = tl.sigmoid(_gate(u, x, 4 * H, rows, H + units, mask, valid, gamma_hh, gamma_ih, bias))
-        g = _tanh(_gate(u, x, 4 * H, rows, 2 * H + units, mask, valid, gamma_hh, gamma_ih, bias))
+        g = tanh(_gate(u, x, 4 * H, rows, 2 * H + units, mask, valid, gamma_hh, gamma_ih, bias))
         c_hat = (tl.load(c + here, mask=counted, other=0.0) - mean[None, :]) * rstd[None, :]
         through = tl.load(dz + here, mask=counted, other=0.0) - sum_dz[None, :] - c_hat * sum_dzc[None, :]
         d = tl.load(dc + here, mask=counted, other=0.0) + (gamma * rstd)[None, :] * through
@@ -340,6 +223,6 @@ def backward_step(t, x, u, c, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_c,
                 rows = first + tl.arange(0, TILE)
                 mask = (rows < n)[:, None] & valid[None, :]
                 total += tl.sum(tl.load(da + rows[:, None] * 4 * H + columns[None, :], mask=mask, other=0.0), axis=0)
-            _add(dbias, columns, valid, total)
-        _through_norm(u, da, 4 * H, columns, valid, count, gamma_hh, dgamma_hh, var_hh, eps, BATCH, B, TILE, J)
-        _through_norm(x, da, 4 * H, columns, valid, count, gamma_ih, dgamma_ih, var_ih, eps, BATCH, B, TILE, J)
+            add(dbias, columns, valid, total)
+        through_norm(u, da, 4 * H, columns, valid, count, gamma_hh, dgamma_hh, var_hh, eps, BATCH, B, TILE, J)
+        through_norm(x, da, 4 * H, columns, valid, count, gamma_ih, dgamma_ih, var_ih, eps, BATCH, B, TILE, J)

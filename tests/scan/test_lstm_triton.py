@@ -10,7 +10,7 @@ import torch
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import ROOT
-from bnrnn.scan import lstm_triton
+from bnrnn.scan import triton_workspace
 from bnrnn.scan.lstm import lstm_scan
 from tests.helpers import assert_near
 from tests.scan.cases import NAMES, OPTIONAL, assert_agrees, everything, problem
@@ -20,14 +20,14 @@ NONE = (False,) * 5
 
 @pytest.fixture(autouse=True)
 def _triton():
-    lstm_triton._free.clear()
+    triton_workspace._free.clear()
     scan.set_backend("triton")
 
 
 @pytest.fixture(params=["fused", "apart"])
 def product(request, monkeypatch):
     """Whether the recurrent product is part of the kernel."""
-    monkeypatch.setattr(lstm_triton, "FUSED_UP_TO", 2**17 if request.param == "fused" else 0)
+    monkeypatch.setattr(triton_workspace, "FUSED_UP_TO", 2**17 if request.param == "fused" else 0)
 
 
 @pytest.mark.usefixtures("product")
@@ -91,7 +91,7 @@ def test_a_workspace_is_used_again_and_by_one_scan_at_a_time():
             found = [y, *torch.autograd.grad(y.square().sum(), list(leaves.values()))]
             for name, ref, out in zip(["y", *NAMES], refs, found, strict=True):
                 assert_near(name, ref, out, 1e-5)
-    assert [len(free) for free in lstm_triton._free.values()] == [2]
+    assert [len(free) for free in triton_workspace._free.values()] == [2]
 
 
 def test_workspaces_come_back_from_scans_without_a_backward_pass():
@@ -101,14 +101,14 @@ def test_workspaces_come_back_from_scans_without_a_backward_pass():
     gc.collect()
     with torch.no_grad():
         run(args, with_grad=False)
-    assert sorted(len(free) for free in lstm_triton._free.values()) == [1, 1]
+    assert sorted(len(free) for free in triton_workspace._free.values()) == [1, 1]
 
 
 def test_only_so_many_workspaces_are_kept(monkeypatch):
-    monkeypatch.setattr(lstm_triton, "MAX_FREE", 2)
+    monkeypatch.setattr(triton_workspace, "MAX_FREE", 2)
     for H in (3, 4, 5):
         run(problem(1, 3, H), with_grad=False)
-    assert sorted(kind.shape[3] for kind in lstm_triton._free) == [4, 5]
+    assert sorted(kind.shape[3] for kind in triton_workspace._free) == [4, 5]
 
 
 def test_a_second_backward_raises():

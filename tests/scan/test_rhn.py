@@ -66,7 +66,12 @@ def rounding_error(problem: dict, seed: int) -> float:
 
 def assert_agrees(engine: str, problem: dict) -> None:
     kernel, dtype = {"fused": (Steps, torch.float64), "cpu": (CpuSteps, torch.float32)}[engine]
-    expected, found = everything(rhn_scan, problem), everything(partial(rhn_fused_scan, kernel), problem, dtype)
+    assert_close_to_reference(partial(rhn_fused_scan, kernel), problem, dtype)
+
+
+def assert_close_to_reference(run, problem: dict, dtype: torch.dtype) -> None:
+    """Of a scan in this dtype, with the reference in float64."""
+    expected, found = everything(rhn_scan, problem), everything(run, problem, dtype)
     assert found.keys() == expected.keys()
     # What normalization takes away, such as the gradient of a shift, is 0 but for rounding: compared with the largest.
     tol, size = 1e-9, max(ref.norm().item() for name, ref in expected.items() if name.startswith("d"))

@@ -1,0 +1,259 @@
+"""The Triton kernels of one highway layer of one time step, forward and backward.
+
+A program owns J units with their gates for the whole batch, as in lstm_triton_kernels.py. What normalizes the state
+that enters a layer is part of the kernel of the layer before, which has that state at hand; in the backward pass
+likewise. The algebra stands in bnrnn/scan/rhn_fused.py.
+
+`place` counts the layers of the whole sequence: place t D + d is layer d of step t.
+"""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from bnrnn.scan.triton_blocks import add, norm_terms, offset, product_tile, standardize, tanh, through_norm
+
+
+@no_type_check
+@triton.jit
+def _scaled(v, row, rows, columns, mask, valid, gamma, bias):
+    """gamma v + bias of a tile."""
+    v = tl.load(v + rows[:, None] * row + columns[None, :], mask=mask, other=0.0)
+    if gamma is not None:
+        v *= tl.load(gamma + columns, mask=valid, other=0.0)[None, :]
+    if bias is not None:
+        v += tl.load(bias + columns, mask=valid, other=0.0)[None, :]
+    return v
+
+
+@no_type_check
+@triton.jit
+def _enter(state, normal, entering, units, valid, count, gamma, beta, mean, var, eps, BATCH: tl.constexpr,
+           B: tl.constexpr, H: tl.constexpr, TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
+    """`normal` = the state normalized, `entering` = its scaled form, of the first `count` rows."""
+    for first in range(0, B, TILE):
+        rows = first + tl.arange(0, TILE)
+        here = rows[:, None] * H + units[None, :]
+        mask = (rows < count)[:, None] & valid[None, :]  # 0 in the others: their product with a gradient of 0 must be 0
+        tl.store(normal + here, tl.load(state + here, mask=mask, other=0.0), mask=(rows < B)[:, None] & valid[None, :])
+    tl.debug_barrier()
+    standardize(normal, H, units, valid, count, mean, var, eps, BATCH, B, TILE, J)
+    tl.debug_barrier()
+    for first in range(0, B, TILE):
+        rows = first + tl.arange(0, TILE)
+        mask = (rows < count)[:, None] & valid[None, :]
+        v = _scaled(normal, H, rows, units, mask, valid, gamma, beta)
+        tl.store(entering + rows[:, None] * H + units[None, :], v, mask=mask)
+
+
+@no_type_check
+@triton.jit
+def enter_first(states, normal, entering, gamma_s, beta_s, mean_s, var_s, running, eps, B: tl.constexpr,
+                H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, BATCH: tl.constexpr):  # fmt: skip
+    """What enters the first layer of all, where it is normalized."""
+    units = tl.program_id(0) * J + tl.arange(0, J)
+    count = tl.load(running) if running is not None else B
+    _enter(states, normal, entering, units, units < H, count, gamma_s, beta_s, mean_s, var_s, eps, BATCH, B, H, TILE, J)
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["t", "d"])
+def forward_layer(t, d, x, a, states, normal, entering, weight, bias, gamma_x, gamma_s, beta_s, gamma_z, mean_x, var_x,
+                  mean_s, var_s, mean_z, var_z, running, eps, B: tl.constexpr, H: tl.constexpr, Q: tl.constexpr,
+                  D: tl.constexpr, L: tl.constexpr, FIRST: tl.constexpr, ENTERED: tl.constexpr,
+                  NEXT_ENTERS: tl.constexpr, TOP: tl.constexpr, KEEP: tl.constexpr, J: tl.constexpr,
+                  TILE: tl.constexpr, K: tl.constexpr, BATCH: tl.constexpr, FUSED: tl.constexpr, LOW: tl.constexpr,
+                  WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Layer d of step t: a, states[place + 1], and what enters the next one if NEXT_ENTERS.
+
+    Q gates; the first L layers normalize what enters them. FIRST: d = 0; TOP: d = D - 1; ENTERED: d < L. Without KEEP
+    there is a single a and a single normal. Without FUSED, a holds the product already.
+    """
+    units = tl.program_id(0) * J + tl.arange(0, J)
+    valid = units < H
+    G: tl.constexpr = Q * H
+    n = tl.load(running + t) if running is not None else B
+    t, place = t.to(tl.int64), t.to(tl.int64) * D + d
+    x += t * B * G
+    if KEEP:
+        a += place * B * G
+    before = states + place * B * H
+    state = before + B * H
+    gamma_z, bias = offset(gamma_z, d * G), offset(bias, d * G)
+
+    if FUSED:
+        left = entering + (place % 2) * B * H if ENTERED else before
+        weight += d * G * H
+        for first in range(0, B, TILE):
+            rows = first + tl.arange(0, TILE)
+            for gate in tl.static_range(Q):
+                total = product_tile(left, H, rows, n, weight, 1, H, gate * H + units, valid, H, J, TILE, K, LOW, WIDEN,
+                                     PRECISION)  # fmt: skip
+                mask = (rows < n)[:, None] & valid[None, :]
+                tl.store(a + rows[:, None] * G + gate * H + units[None, :], total, mask=mask)
+        tl.debug_barrier()  # what follows may be read by other threads than wrote it
+    if FIRST:
+        for gate in tl.static_range(Q):
+            columns = gate * H + units
+            if gamma_x is not None:
+                standardize(x, G, columns, valid, n, mean_x + t * G, var_x + t * G, eps, BATCH, B, TILE, J)
+        tl.debug_barrier()
+        for first in range(0, B, TILE):
+            rows = first + tl.arange(0, TILE)
+            mask = (rows < n)[:, None] & valid[None, :]
+            for gate in tl.static_range(Q):
+                columns = gate * H + units
+                here = rows[:, None] * G + columns[None, :]
+                of_x = _scaled(x, G, rows, columns, mask, valid, gamma_x, None)
+                tl.store(a + here, tl.load(a + here, mask=mask, other=0.0) + of_x, mask=mask)
+        tl.debug_barrier()
+    if gamma_z is not None:
+        for gate in tl.static_range(Q):
+            columns = gate * H + units
+            standardize(a, G, columns, valid, n, mean_z + place * G, var_z + place * G, eps, BATCH, B, TILE, J)
+        tl.debug_barrier()
+    for first in range(0, B, TILE):
+        rows = first + tl.arange(0, TILE)
+        all_rows = (rows < B)[:, None] & valid[None, :]
+        mask = (rows < n)[:, None] & valid[None, :]
+        here = rows[:, None] * H + units[None, :]
+        h = tanh(_scaled(a, G, rows, units, mask, valid, gamma_z, bias))
+        transform = tl.sigmoid(_scaled(a, G, rows, H + units, mask, valid, gamma_z, bias))
+        carry = 1.0 - transform
+        if Q == 3:
+            carry = tl.sigmoid(_scaled(a, G, rows, 2 * H + units, mask, valid, gamma_z, bias))
+        now = tl.load(before + here, mask=all_rows, other=0.0)
+        tl.store(state + here, tl.where(mask, h * transform + now * carry, now), mask=all_rows)
+    if NEXT_ENTERS:
+        tl.debug_barrier()
+        if TOP:
+            t_next, d_next = t + 1, d - d
+        else:
+            t_next, d_next = t, d + 1
+        count = tl.load(running + t_next) if running is not None else B
+        at = t_next * L + d_next
+        if KEEP:
+            normal += at * B * H
+        _enter(state, normal, entering + ((place + 1) % 2) * B * H, units, valid, count, gamma_s + d_next * H,
+               offset(beta_s, d_next * H), mean_s + at * H, var_s + at * H, eps, BATCH, B, H, TILE, J)  # fmt: skip
+
+
+@no_type_check
+@triton.jit
+def _leave(ds, dv, normal, units, valid, count, gamma, dgamma, dbeta, var, eps, NORMALIZED: tl.constexpr,
+           BATCH: tl.constexpr, B: tl.constexpr, H: tl.constexpr, TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
+    """Add to ds what comes back through the normalization of an entering state, given dv (B, H)."""
+    if NORMALIZED:
+        scale, mean, mean_v = norm_terms(normal, dv, H, units, valid, count, gamma, dgamma, var, eps, BATCH, B, TILE, J)
+    total = tl.zeros([J], tl.float32)
+    for first in range(0, B, TILE):
+        rows = first + tl.arange(0, TILE)
+        mask = (rows < count)[:, None] & valid[None, :]
+        here = rows[:, None] * H + units[None, :]
+        back = tl.load(dv + here, mask=mask, other=0.0)
+        total += tl.sum(back, axis=0)
+        if NORMALIZED:
+            back = scale[None, :] * (
+                back - mean[None, :] - tl.load(normal + here, mask=mask, other=0.0) * mean_v[None, :]
+            )
+        tl.store(ds + here, tl.load(ds + here, mask=mask, other=0.0) + back, mask=mask)
+    if NORMALIZED:  # noqa: SIM102 -- of two constants, of which the kernel may have one
+        if dbeta is not None:
+            add(dbeta, units, valid, total)
+
+
+@no_type_check
+@triton.jit
+def leave_first(normal, gamma_s, beta_s, var_s, running, dv, ds, dgamma_s, dbeta_s, eps, B: tl.constexpr,
+                H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, ENTERED: tl.constexpr,
+                BATCH: tl.constexpr):  # fmt: skip
+    """The gradient of the state before the first layer of all: ds, to which comes what dv (B, H) brings."""
+    units = tl.program_id(0) * J + tl.arange(0, J)
+    count = tl.load(running) if running is not None else B
+    _leave(ds, dv, normal, units, units < H, count, gamma_s, dgamma_s, dbeta_s, var_s, eps, ENTERED, BATCH, B, H, TILE,
+           J)  # fmt: skip
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["t", "d"])
+def backward_layer(t, d, x, a, states, normal, weight, bias, gamma_x, gamma_s, beta_s, gamma_z, var_x, var_s, var_z,
+                   running, eps, dy, ds, dv, da, dbias, dgamma_x, dgamma_s, dbeta_s, dgamma_z, B: tl.constexpr,
+                   H: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, L: tl.constexpr, FIRST: tl.constexpr,
+                   TOP: tl.constexpr, LAST: tl.constexpr, NEXT_ENTERED: tl.constexpr, J: tl.constexpr,
+                   TILE: tl.constexpr, K: tl.constexpr, BATCH: tl.constexpr, FUSED: tl.constexpr, LOW: tl.constexpr,
+                   WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Layer d of step t: a (and x, if FIRST) into their gradients, the parameters' added to.
+
+    On entry ds lacks what comes through R of the next layer: dv holds it (unless FUSED, or LAST, where ds is given
+    whole). On return it lacks what comes through R of this one. da (B, Q H) is scratch.
+    """
+    units = tl.program_id(0) * J + tl.arange(0, J)
+    valid = units < H
+    G: tl.constexpr = Q * H
+    n = tl.load(running + t) if running is not None else B
+    t, place = t.to(tl.int64), t.to(tl.int64) * D + d
+    before = states + place * B * H
+    a += place * B * G
+
+    if not LAST:
+        if TOP:
+            t_next, d_next = t + 1, d - d
+        else:
+            t_next, d_next = t, d + 1
+        count = tl.load(running + t_next) if running is not None else B
+        if FUSED:
+            a_next = a + B * G
+            for first in range(0, B, TILE):
+                rows = first + tl.arange(0, TILE)
+                total = product_tile(a_next, G, rows, count, weight + d_next * G * H, H, 1, units, valid, G, J, TILE, K,
+                                     LOW, WIDEN, PRECISION)  # fmt: skip
+                mask = (rows < B)[:, None] & valid[None, :]
+                tl.store(dv + rows[:, None] * H + units[None, :], total, mask=mask)
+            tl.debug_barrier()
+        at = t_next * L + d_next
+        _leave(ds, dv, offset(normal, at * B * H), units, valid, count, offset(gamma_s, d_next * H),
+               offset(dgamma_s, d_next * H), offset(dbeta_s, d_next * H), offset(var_s, at * H), eps,
+               NEXT_ENTERED, BATCH, B, H, TILE, J)  # fmt: skip
+        tl.debug_barrier()
+
+    gamma_z, bias = offset(gamma_z, d * G), offset(bias, d * G)
+    dgamma_z, dbias = offset(dgamma_z, d * G), offset(dbias, d * G)
+    for first in range(0, B, TILE):
+        rows = first + tl.arange(0, TILE)
+        all_rows = (rows < B)[:, None] & valid[None, :]
+        mask = (rows < n)[:, None] & valid[None, :]
+        here = rows[:, None] * H + units[None, :]
+        grad = tl.load(ds + here, mask=all_rows, other=0.0)
+        if TOP:
+            grad += tl.load(dy + t * B * H + here, mask=all_rows, other=0.0)
+        h = tanh(_scaled(a, G, rows, units, mask, valid, gamma_z, bias))
+        transform = tl.sigmoid(_scaled(a, G, rows, H + units, mask, valid, gamma_z, bias))
+        now = tl.load(before + here, mask=mask, other=0.0)
+        wide = rows[:, None] * G + units[None, :]
+        slope = grad * transform * (1.0 - transform)
+        tl.store(da + wide, tl.where(mask, grad * transform * (1.0 - h * h), 0.0), mask=all_rows)
+        if Q == 3:
+            carry = tl.sigmoid(_scaled(a, G, rows, 2 * H + units, mask, valid, gamma_z, bias))
+            tl.store(da + wide + H, tl.where(mask, slope * h, 0.0), mask=all_rows)
+            tl.store(da + wide + 2 * H, tl.where(mask, grad * now * carry * (1.0 - carry), 0.0), mask=all_rows)
+        else:
+            carry = 1.0 - transform
+            tl.store(da + wide + H, tl.where(mask, slope * (h - now), 0.0), mask=all_rows)
+        tl.store(ds + here, tl.where(mask, grad * carry, grad), mask=all_rows)
+    tl.debug_barrier()
+    for gate in tl.static_range(Q):
+        columns = gate * H + units
+        if bias is not None:
+            total = tl.zeros([J], tl.float32)
+            for first in range(0, B, TILE):
+                rows = first + tl.arange(0, TILE)
+                mask = (rows < n)[:, None] & valid[None, :]
+                total += tl.sum(tl.load(da + rows[:, None] * G + columns[None, :], mask=mask, other=0.0), axis=0)
+            add(dbias, columns, valid, total)
+        through_norm(a, da, G, columns, valid, n, gamma_z, dgamma_z, offset(var_z, place * G), eps, BATCH, B, TILE, J)
+    if FIRST:
+        tl.debug_barrier()
+        for gate in tl.static_range(Q):
+            through_norm(x + t * B * G, a, G, gate * H + units, valid, n, gamma_x, dgamma_x, offset(var_x, t * G),
+                         eps, BATCH, B, TILE, J)  # fmt: skip

@@ -1,0 +1,137 @@
+"""The highway recurrence's Triton engine in Triton's interpreter: small shapes, on the CPU, against the reference."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from bnrnn import scan
+from bnrnn.evidence import ROOT
+from bnrnn.scan import triton_workspace
+from bnrnn.scan.rhn_triton import rhn_triton_scan
+from tests.helpers import assert_near
+from tests.scan.test_rhn import OPTIONAL, assert_close_to_reference, call, everything, problem
+
+BARE = dict.fromkeys(OPTIONAL, False)
+PLACE_B = {"bias": True, "gamma_x": True, "gamma_s": True, "beta_s": True, "gamma_z": False}
+PLACE_C = BARE | {"bias": True, "gamma_z": True}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    triton_workspace._free.clear()
+
+
+@pytest.fixture(params=["fused", "apart"])
+def product(request, monkeypatch):
+    """Whether the recurrent product is part of the kernel."""
+    monkeypatch.setattr(triton_workspace, "FUSED_UP_TO", 2**17 if request.param == "fused" else 0)
+
+
+@pytest.mark.usefixtures("product")
+@pytest.mark.parametrize(
+    "case",
+    [
+        dict(T=3, H=21),
+        dict(T=3, given=BARE),
+        dict(T=3, given=BARE, coupled=True, D=1),
+        dict(T=3, given=PLACE_B, coupled=True),
+        dict(T=3, given=PLACE_B, K=1),
+        dict(T=3, given=PLACE_C, D=2),
+        dict(T=2, given=PLACE_B | {"beta_s": False}, D=2, population=True),
+        dict(T=2, population=True, D=2),
+        dict(T=1, B=4, D=1, K=1),
+        dict(T=2, B=70, H=5, D=2),  # two tiles of sequences
+        dict(T=4, given=PLACE_B, batch_sizes=[6, 5, 4, 3]),
+        dict(T=4, H=5, K=1, coupled=True, batch_sizes=[5, 4, 4, 3]),
+        dict(T=4, H=5, given=BARE, batch_sizes=[5, 4, 4, 3]),
+        dict(T=4, H=5, population=True, batch_sizes=[5, 4, 4, 1]),
+    ],
+    ids=str,
+)
+def test_it_agrees_with_the_reference(case):
+    assert_close_to_reference(rhn_triton_scan, problem(**case), torch.float32)
+
+
+def test_without_gradients_it_gives_the_same_and_keeps_less():
+    args = problem(T=3, D=2, batch_sizes=[6, 5, 3])
+    leaves = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in args.items()}
+    expected = call(rhn_triton_scan, {k: v.requires_grad_() if k == "weight" else v for k, v in leaves.items()})
+    with torch.no_grad():
+        found = call(rhn_triton_scan, leaves)
+    for ref, out in zip((*expected[:2], *expected[2]), (*found[:2], *found[2]), strict=True):
+        assert torch.equal(ref, out)
+    (kind,) = triton_workspace._free  # the one with gradients is still held
+    assert not kind.with_grad
+    assert len(triton_workspace._free[kind][0].buffers["a"]) == 1
+
+
+def test_a_workspace_with_leftovers_gives_the_same():
+    """What a diverged scan left behind must not come back through sequences that have ended."""
+    args = problem(T=4, batch_sizes=[6, 5, 3, 3])
+    everything(rhn_triton_scan, args | {"s": args["s"] * torch.nan, "batch_sizes": [6] * 4}, torch.float32)
+    assert [len(free) for free in triton_workspace._free.values()] == [1]
+    assert_close_to_reference(rhn_triton_scan, args, torch.float32)
+
+
+def test_a_second_backward_raises():
+    args = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in problem(T=2).items()}
+    y, _, _ = call(rhn_triton_scan, args | {"weight": args["weight"].requires_grad_()})
+    y.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="its buffers are spent"):
+        y.sum().backward()
+
+
+def test_bfloat16_products_keep_statistics_and_states_in_float32():
+    args = problem(T=4, D=2, H=20)
+    scan.set_backend("triton")
+    full = everything(scan.rhn_scan, args, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = everything(scan.rhn_scan, args, torch.float32)
+    assert all(v.dtype == torch.float32 for v in low.values())
+    assert not torch.equal(full["y"], low["y"])
+    assert_near("y", full["y"], low["y"], 3e-2)
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_a_hopper_gpu(tmp_path):
+    """No GPU is needed to compile: what the interpreter lets pass and a compiler does not is found here."""
+    code = """
+import inspect
+import triton.language as tl
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from bnrnn.scan.rhn_triton_kernels import backward_layer, enter_first, forward_layer, leave_first
+
+EDGE = dict(B=64, H=100, J=16, TILE=64, BATCH=True)
+COMMON = EDGE | dict(Q=3, D=3, L=3, K=32, FUSED=True, LOW=tl.float32, WIDEN=False, PRECISION="tf32")
+FORWARD = COMMON | dict(FIRST=True, ENTERED=True, NEXT_ENTERS=True, TOP=False, KEEP=True)
+BACKWARD = COMMON | dict(FIRST=True, TOP=False, LAST=False, NEXT_ENTERED=True)
+X, Z = ["gamma_x", "mean_x", "var_x"], ["gamma_z", "mean_z", "var_z"]
+S = ["gamma_s", "beta_s", "mean_s", "var_s", "normal", "entering"]
+CASES = [
+    (forward_layer, FORWARD, ["running"]),
+    (forward_layer, FORWARD | dict(FIRST=False, TOP=True, KEEP=False, LOW=tl.bfloat16, B=300), Z),
+    (forward_layer, FORWARD | dict(Q=2, L=0, ENTERED=False, NEXT_ENTERS=False, FUSED=False), [*X, *S, *Z, "bias"]),
+    (backward_layer, BACKWARD, ["running"]),
+    (backward_layer, BACKWARD | dict(TOP=True, FIRST=False, B=300, BATCH=False), ["gamma_z", "var_z", "dgamma_z"]),
+    (backward_layer, BACKWARD | dict(LAST=True, Q=2, L=0, FUSED=False, NEXT_ENTERED=False, LOW=tl.bfloat16),
+     [*X, *S, *Z, "bias", "dbias", "dgamma_x", "dgamma_s", "dbeta_s", "dgamma_z"]),
+    (enter_first, EDGE, ["beta_s"]),
+    (leave_first, EDGE | dict(ENTERED=True), []),
+    (leave_first, EDGE | dict(ENTERED=False), [*S, "dgamma_s", "dbeta_s"]),
+]
+for kernel, constants, missing in CASES:
+    names = list(inspect.signature(kernel.fn).parameters)
+    constants = constants | dict.fromkeys(name for name in missing if name in names)
+    types = {"t": "i32", "d": "i32", "eps": "fp32", "running": "*i32"}
+    signature = {n: "constexpr" if n in constants else types.get(n, "*fp32") for n in names}
+    given = {(names.index(n),): v for n, v in constants.items()}
+    built = compile(ASTSource(kernel, signature, given), target=GPUTarget("cuda", 90, 32))
+    assert built.asm["cubin"]
+"""
+    env = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
