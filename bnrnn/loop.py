@@ -18,7 +18,7 @@ from bnrnn.checkpoint import random_state, set_random_state
 from bnrnn.data.base import Batch, SequenceData
 from bnrnn.log import RunLog
 from bnrnn.metrics import Scores, cross_entropy
-from bnrnn.norm import batch_statistics, collecting_statistics
+from bnrnn.norm import batch_statistics, collecting_statistics, estimated_together
 from bnrnn.optim import learning_rate
 
 
@@ -241,12 +241,13 @@ class Trainer:
         return scores.means(self.data.metric)
 
     def estimate_population_statistics(self) -> None:
-        """One exact pass over the training set, in the order of an epoch."""
-        passes = self._pass("train", self.cfg.population_batch_size)
-        with self._measuring(), collecting_statistics(self.model):
-            limited = self._limited(*passes, self.cfg.budget.population_batches, "population statistics")
-            for _ in outputs(self.model, limited):
-                pass
+        """From exact passes over the training set, in the order of an epoch."""
+        for norms in estimated_together(self.model):
+            batches = self._pass("train", self.cfg.population_batch_size)
+            with self._measuring(), collecting_statistics(self.model, norms):
+                limited = self._limited(*batches, self.cfg.budget.population_batches, "population statistics")
+                for _ in outputs(self.model, limited):
+                    pass
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:

@@ -225,22 +225,41 @@ def shared_statistics(model: nn.Module) -> Iterator[None]:
             norm.pop_var.copy_(var)
 
 
+def estimated_together(model: nn.Module) -> list[list[SequenceBatchNorm]]:
+    """The norms of the model by the pass over the training set that their population statistics are from.
+
+    One pass for all, and where some normalize sequence by sequence and some step by step, a second one for the latter.
+    A sequence-wise normalization shifts words that are the same in all sequences from batch to batch. The first step
+    after it takes that away again within each batch, divides by almost nothing and sees no variance; with population
+    statistics of both from one pass the rest of the shift would be divided by the same.
+    """
+    norms = _norms(model)
+    steps = [norm for norm in norms if not norm.over_time]
+    return [norms, steps] if 0 < len(steps) < len(norms) else [norms]
+
+
 @torch.no_grad()
 def estimate_population_statistics(model: nn.Module, inputs: Iterable[Any]) -> None:
-    """Fill every `pop_mean` and `pop_var` of the model from one exact pass over `inputs` (the training set).
+    """Fill every `pop_mean` and `pop_var` of the model from an exact pass over `inputs` (the training set).
 
     Cooijmans et al. 2016, section 3: the average over minibatches of their estimates, per time step. The model runs in
-    evaluation mode (no dropout) with batch statistics, and is left in the mode it was in.
+    evaluation mode (no dropout) with batch statistics, and is left in the mode it was in. Models that normalize both
+    sequence by sequence and step by step need two passes (`estimated_together`). Raises BnrnnError where there is no
+    batch, or `inputs` cannot be gone through twice for such a model.
     """
-    with collecting_statistics(model):
-        for x in inputs:
-            model(x)
+    groups = estimated_together(model)
+    if len(groups) > 1 and iter(inputs) is inputs:
+        raise BnrnnError("population statistics of this model take two passes: give a list, not an iterator")
+    for norms in groups:
+        with collecting_statistics(model, norms):
+            for x in inputs:
+                model(x)
 
 
 @contextmanager
-def collecting_statistics(model: nn.Module) -> Iterator[None]:
-    """`estimate_population_statistics` for batches that the caller feeds, such as those that carry a state on."""
-    norms, was_training = _norms(model), model.training
+def collecting_statistics(model: nn.Module, norms: list[SequenceBatchNorm]) -> Iterator[None]:
+    """`estimate_population_statistics` of these norms for batches that the caller feeds, such as those with a state."""
+    was_training = model.training
     model.eval()
     for norm in norms:
         norm.average = PopulationAverage(norm)

@@ -28,7 +28,7 @@ from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.evidence import compose_config, sweep
 from bnrnn.log import RunLog
 from bnrnn.loop import Stop, Trainer, TrainState, outputs
-from bnrnn.norm import batch_statistics, has_batch_norm
+from bnrnn.norm import batch_statistics, estimated_together, has_batch_norm
 from bnrnn.results import FILE, Result, check_same_config, config_record
 from bnrnn.search import apply_trial
 from bnrnn.tables import NONE, markdown
@@ -128,7 +128,8 @@ def measure(record: dict[str, Any]) -> Cost:
     total = -(-budget.updates // budget.eval_every) * one_pass("valid", cfg.batch_size, budget.eval_batches)
     total += passes * one_pass("test", cfg.batch_size, budget.eval_batches)
     if has_batch_norm(model):
-        total += one_pass("train", cfg.population_batch_size, budget.population_batches)
+        estimates = one_pass("train", cfg.population_batch_size, budget.population_batches)
+        total += len(estimated_together(model)) * estimates
     for count, extra in data.extra_tests().values():
         # One sequence has a batch of one, of which batch statistics cannot be had: two of them take about as long.
         pair = (b._replace(inputs=b.inputs.repeat(1, 2), targets=b.targets.repeat(1, 2)) for b in islice(extra, 1))

@@ -10,7 +10,7 @@ from bnrnn.evidence import compose_config
 from bnrnn.log import read_jsonl
 from bnrnn.loop import Trainer, outputs
 from bnrnn.metrics import cross_entropy
-from bnrnn.norm import batch_statistics, collecting_statistics, shared_statistics
+from bnrnn.norm import batch_statistics, collecting_statistics, estimated_together, shared_statistics
 from bnrnn.optim import learning_rate
 from bnrnn.search import apply_trial
 from bnrnn.train import train
@@ -174,7 +174,7 @@ def test_population_statistics_of_one_batch_that_is_the_whole_set_are_its_own(cf
     model = trainer.model.double().eval()
     (batch,) = trainer.data.batches("train", 8 if trainer.data.carries_state else 10_000)
     with torch.no_grad():
-        with collecting_statistics(model):
+        with collecting_statistics(model, *estimated_together(model)):
             model(batch.inputs)
         population, _ = model(batch.inputs)
         with batch_statistics(model):

@@ -4,6 +4,7 @@ They have the form of the CNN questions of Hermann et al. 2015 and are none of t
 is the question, with one of its entities hidden, and the rest of the text is the passage.
 """
 
+import random
 import re
 import zipfile
 from collections import Counter
@@ -43,6 +44,9 @@ class IEERCloze(Cloze):
         mentioned = (w for split in texts.values() for x in split for w in (*x.passage, *x.question, x.answer))
         most = max(int(word.removeprefix("@entity")) for word in mentioned if _named(word))
         entities = [f"@entity{n}" for n in range(most + 1)]
+        texts = {
+            split: [numbered_at_random(x, entities, n) for n, x in enumerate(part)] for split, part in texts.items()
+        }
         others = sorted(word for word, count in counts.items() if count > 1 and not _named(word))
         answered = sum(x.answer in x.passage for x in texts["valid"]) / len(texts["valid"])
         name = f"IE-ER cloze (the passage has the answer to {answered:.0%} of the validation questions)"
@@ -85,6 +89,13 @@ def questions(headline: str, text: str) -> Iterator[Text]:
         for answer in dict.fromkeys(filter(_named, question)):
             if answer in passage:
                 yield Text(passage, ["@placeholder" if word == answer else word for word in question], answer)
+
+
+def numbered_at_random(text: Text, entities: list[str], seed: int) -> Text:
+    """The text with other numbers for its entities, as CNN's have: who is named first is often who is asked for."""
+    names = dict(zip(entities, random.Random(seed).sample(entities, len(entities)), strict=True))
+    passage, question = ([names.get(word, word) for word in words] for words in (text.passage, text.question))
+    return Text(passage, question, names[text.answer])
 
 
 def _anonymous(text: str, names: dict[tuple[str, str], int]) -> str:

@@ -1,10 +1,12 @@
 import os
 import zipfile
+from collections import Counter
 
 import pytest
 
 from bnrnn.data import ieer
-from bnrnn.data.ieer import IEERCloze, load_ieer, questions
+from bnrnn.data.cloze import Text
+from bnrnn.data.ieer import IEERCloze, load_ieer, numbered_at_random, questions
 from bnrnn.errors import BnrnnError
 from tests.data.test_cloze import originals
 
@@ -38,6 +40,17 @@ def test_each_entity_that_the_rest_of_the_text_names_is_asked_for():
         (body + rest, hidden(sang, "@entity1"), "@entity1"),
         (body + rest, hidden(sang, "@entity0"), "@entity0"),
     ]
+
+
+def test_entities_are_numbered_at_random_and_keep_their_places():
+    entities = [f"@entity{n}" for n in range(30)]
+    text = Text(["@entity0", "met", "@entity1", "and", "@entity0"], ["who", "met", "@entity1", "?"], "@entity0")
+    found = [numbered_at_random(text, entities, seed) for seed in range(300)]
+    for passage, question, answer in found:
+        a, b = passage[0], passage[2]
+        assert a != b and passage == [a, "met", b, "and", a] and question == ["who", "met", b, "?"] and answer == a
+    counts = Counter(answer for _, _, answer in found)
+    assert len(counts) == 30 and max(counts.values()) < 30
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -189,6 +191,21 @@ def test_steps_that_no_sequence_reached_repeat_the_last_that_was():
     assert not torch.equal(layer.bn_hh.pop_mean[2], layer.bn_hh.pop_mean[3])
     with pytest.raises(BnrnnError, match="no batch was given"):
         estimate_population_statistics(layer, [])
+
+
+def test_where_all_sequences_are_the_same_nothing_is_made_of_what_batches_differ_in():
+    """Sequence-wise statistics move a first word that is the same everywhere from batch to batch, without variance."""
+    layer = random_layer(partial(BNLSTM, input_statistics="sequence"))
+    x = torch.randn(20, T, B, I, dtype=torch.float64) + torch.randn(20, 1, 1, I, dtype=torch.float64)
+    x[:, 0] = 1.0
+    estimate_population_statistics(layer, list(x))
+    with torch.no_grad():
+        layer.bn_c.beta.zero_()
+        y, _ = layer.eval()(x[0])
+    assert y[1].abs().mean() > 0.1
+    assert y[0].abs().max() < 1e-6
+    with pytest.raises(BnrnnError, match="take two passes: give a list, not an iterator"):
+        estimate_population_statistics(layer, iter(x))
 
 
 def test_long_sequences_in_bounded_memory_give_the_same(monkeypatch):
