@@ -235,12 +235,14 @@ def draw_attention(questions: list[dict[str, Any]], path: Path) -> None:
 
 
 def draw_gallery(images: list[dict[str, Any]], pictures: list[Any], path: Path) -> None:
-    """Small images with what the models and a person say of them."""
+    """Small images with what the models, and a person where there is a `reference`, say of them."""
     fig, panels = plt.subplots(len(images), 2, figsize=(9, 1.5 * len(images)), width_ratios=[1, 4], squeeze=False)
     for (ax, text), image, picture in zip(panels, images, pictures, strict=True):
         ax.imshow(picture)
         lines = [f"{label(setting)}: {caption}" for setting, caption in image["captions"].items()]
-        text.text(0, 0.5, "\n".join([*lines, f"a person: {image['reference']}"]), va="center", fontsize=9)
+        if "reference" in image:
+            lines.append(f"a person: {image['reference']}")
+        text.text(0, 0.5, "\n".join(lines), va="center", fontsize=9)
         ax.axis("off")
         text.axis("off")
     save(fig, path)

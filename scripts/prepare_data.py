@@ -2,7 +2,7 @@
 
 python scripts/prepare_data.py [mnist ptb text8] [--data-dir DIR]
 python scripts/prepare_data.py cnn_qa --from DIR [--data-dir DIR] [--most-skipped N]
-python scripts/prepare_data.py coco_captions --weights FILE [--data-dir DIR]
+python scripts/prepare_data.py coco_captions --weights FILE [--year 2017] [--data-dir DIR]
 """
 
 import os
@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--from", dest="source", type=Path, help="cnn_qa: the folder with questions/training and so on")
     parser.add_argument("--most-skipped", type=int, default=MAX_SKIPPED, help="cnn_qa: malformed files to put up with")
     parser.add_argument("--weights", type=Path, help="coco_captions: torchvision's of Inception_v3")
+    parser.add_argument("--year", type=int, default=2014, help="coco_captions: of the annotations; 2014 by default")
     args = parser.parse_args()
     unknown = [name for name in args.names if name not in PREPARE]
     if unknown:
@@ -35,7 +36,7 @@ def main() -> None:
         if name == "cnn_qa":
             prepare_cnn_qa(args.data_dir, args.source, args.most_skipped)
         elif name == "coco_captions":
-            prepare_coco_captions(args.data_dir, args.weights)
+            prepare_coco_captions(args.data_dir, args.weights, args.year)
         else:
             PREPARE[name](args.data_dir)
 

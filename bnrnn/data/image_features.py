@@ -24,6 +24,7 @@ URL = "https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth"
 SHA256 = "0cc3c7bd"  # how the file's begins, as its name says
 BATCH_SIZE = 32
 SIZE = 2048
+THUMBNAIL = 160
 
 
 def inception_v3(weights: Path | None) -> nn.Module:
@@ -53,7 +54,7 @@ def load_image(path: Path) -> Float[Tensor, "3 299 299"]:
         with Image.open(path) as image:
             return transform(image.convert("RGB"))
     except FileNotFoundError as error:
-        raise BnrnnError(f"{path} is missing: the captions name it") from error
+        raise BnrnnError(f"{path} is missing") from error
     except (OSError, ValueError, SyntaxError) as error:
         raise BnrnnError(f"{path} is no image that can be read ({error}): fetch it again") from error
 
@@ -74,13 +75,11 @@ def extract(
         state = known if known["about"] == state["about"] else state
     mode = "r+" if state["done"] else "w+"
     features = np.lib.format.open_memmap(partial, mode, np.float16, (len(paths), SIZE))
-    with tqdm(total=len(paths), initial=state["done"], unit=" images", desc="features", disable=None) as bar:
-        for start, images in _batches(paths, state["done"]):
-            with torch.no_grad():
-                features[start : start + len(images)] = network(images.to(device)).cpu().half().numpy()
-            features.flush()
-            _write(progress, {**state, "done": start + len(images)})
-            bar.update(len(images))
+    for start, images in batches(paths, state["done"]):
+        with torch.no_grad():
+            features[start : start + len(images)] = network(images.to(device)).cpu().half().numpy()
+        features.flush()
+        _write(progress, {**state, "done": start + len(images)})
     os.replace(partial, folder / "features.npy")
     with (folder / "features.npy").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -104,9 +103,22 @@ def load_extracted(folder: Path, remedy: str) -> tuple[Float[np.ndarray, "N F"],
     return features, about
 
 
-def _batches(paths: Sequence[Path], start: int) -> Iterator[tuple[int, Float[Tensor, "B 3 299 299"]]]:
-    for n in range(start, len(paths), BATCH_SIZE):
-        yield n, torch.stack([load_image(path) for path in paths[n : n + BATCH_SIZE]])
+def batches(paths: Sequence[Path], start: int = 0) -> Iterator[tuple[int, Float[Tensor, "B 3 299 299"]]]:
+    """Images from the one at `start` on, with the place of the first of each batch, and a bar."""
+    with tqdm(total=len(paths), initial=start, unit=" images", desc="features", disable=None) as bar:
+        for n in range(start, len(paths), BATCH_SIZE):
+            images = torch.stack([load_image(path) for path in paths[n : n + BATCH_SIZE]])
+            yield n, images
+            bar.update(len(images))
+
+
+def thumbnail(file: Any) -> np.ndarray:
+    """A small copy of the image in a file, of THUMBNAIL pixels on its longer side."""
+    from PIL import Image
+
+    with Image.open(file) as image:
+        image.thumbnail((THUMBNAIL, THUMBNAIL))
+        return np.asarray(image.convert("RGB"))
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

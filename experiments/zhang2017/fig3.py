@@ -15,17 +15,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from bnrnn import plots
 from bnrnn.captions import decode
+from bnrnn.data.image_features import thumbnail
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.evidence import load_claim, load_trained, sweep, trained_runs
 from bnrnn.results import provenance
 from bnrnn.tables import markdown, publish
 
 KEY = "zhang2017/fig3"
-THUMBNAIL = 160  # pixels of the longer side
 
 
 def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
@@ -63,9 +62,7 @@ def thumbnails(names: list[str], data_dir: Path) -> list[np.ndarray]:
             for member in archive.getmembers():
                 name = Path(member.name).name
                 if name in names and (file := archive.extractfile(member)) is not None:
-                    with Image.open(io.BytesIO(file.read())) as image:
-                        image.thumbnail((THUMBNAIL, THUMBNAIL))
-                        found[name] = np.asarray(image.convert("RGB"))
+                    found[name] = thumbnail(io.BytesIO(file.read()))
     missing = [name for name in names if name not in found]
     if missing:
         raise BnrnnError(f"{missing[0]} is in no .tar of {data_dir / 'flickr8k'}: put Flickr8k's images there")

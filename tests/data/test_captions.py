@@ -11,6 +11,7 @@ from PIL import Image as Picture
 from sklearn.datasets import load_sample_images
 from torch import nn
 
+from bnrnn.captions import decode
 from bnrnn.data import image_features
 from bnrnn.data.base import IGNORE, SequenceData
 from bnrnn.data.captions import END, START, UNK, CaptionData, Image, words_of
@@ -18,6 +19,10 @@ from bnrnn.data.coco_captions import CocoCaptions, prepare_coco_captions
 from bnrnn.data.coco_mini import CocoMini
 from bnrnn.data.flickr8k import Flickr8k
 from bnrnn.errors import BnrnnError
+from bnrnn.evidence import Run, compose_config, load_trained
+from bnrnn.results import Result
+from bnrnn.train import train
+from scripts import caption
 from tests.toy_captions import ToyCaptions
 
 CAPTIONS = ["A dog runs.", "A brown dog's run", "Two dogs, running fast"]
@@ -273,3 +278,52 @@ def test_the_real_images_at_hand():
         data = cls(DATA)
         assert [len(images) for images in data.images.values()] == sizes
         assert data.feature_size == 1280 and all(len(i.captions) >= 5 for s in data.images.values() for i in s)
+
+
+@pytest.fixture
+def run(coco):
+    """A run that was trained on these pieces, for a few updates."""
+    prepare_coco_captions(coco, None, network=Means())
+    small = ["data.least_count=1", "model.hidden_size=8", "batch_size=6", "population_batch_size=6", "budget.epochs=1"]
+    where = ["setting=bn_rhn_captioner", f"data_dir={coco}", "device=cpu", "wandb.mode=disabled"]
+    cfg = compose_config("experiment=zhang2017/table1", *where, *small)
+    train(cfg, coco / "run")
+    return coco / "run"
+
+
+def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatch, capsys):
+    monkeypatch.setattr(caption, "inception_v3", lambda weights: Means())
+    folder = coco / "coco/train2014"
+    (folder / "notes.txt").write_text("no image")
+    common = ["--data-dir", str(coco), "--out-dir", str(coco / "out")]
+    capsys.readouterr()
+    caption.main([str(run), "--images", str(folder), "--weights", "any", *common])
+    printed = capsys.readouterr().out.splitlines()
+    loaded = load_trained(Run(run, {}, "paper", Result.read(run / "result.json"), [], False), str(coco))
+    model, data = loaded
+    names = json.loads((coco / "coco/prepared/index.json").read_text())["images"]
+    rows = [n for n, name in enumerate(names) if name.startswith("train2014/")]
+    expected = decode(model, torch.from_numpy(data.features[rows].astype(np.float32)), 3)
+    assert printed == [f"COCO_train2014_{n}.jpg: {data.spell(found.ids)}" for n, found in enumerate(expected)]
+    written = json.loads((coco / "out/captions.json").read_text())["captions"]
+    assert [c["log_probability"] for c in written] == pytest.approx([c.log_probability for c in expected], abs=1e-4)
+    with Picture.open(coco / "out/captions.png") as image:
+        assert min(image.size) > 100
+
+    write_features(coco / "own.npz", ["a.jpg", "b.jpg"])
+    for options, message in [
+        ([], "give either --images or --features"),
+        (["--images", str(folder)], "--images needs --weights, the file of torchvision's Inception_v3"),
+        (["--images", str(run), "--weights", "any"], r"run has no image: expected files that end in .jpg"),
+        (
+            ["--features", str(coco / "own.npz")],
+            r"trained on 2,048 features an image, from another network than these 3",
+        ),
+    ]:
+        with pytest.raises(BnrnnError, match=message):
+            caption.main([str(run), *options, *common])
+    (folder / "broken.png").write_bytes(b"no image")
+    with pytest.raises(BnrnnError, match=r"broken.png is no image that can be read"):
+        caption.main([str(run), "--images", str(folder), "--weights", "any", *common])
+    with pytest.raises(BnrnnError, match=r"has no result.json: expected the folder of a finished run"):
+        caption.main([str(coco), "--features", str(coco / "own.npz")])
