@@ -21,8 +21,8 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 BRIEF = $(if $(filter smoke,$(BUDGET)),--lengths 100 200 --num-batches 1)
 
 .PHONY: help setup quickstart test lint types check tables data bench sweep-gamma reproduce-fig1 reproduce-fig2 \
-	reproduce-fig3 reproduce-fig4 reproduce-fig5 reproduce-attention reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig2 reproduce-zhang2017-fig2 reproduce-zhang2017-fig3 \
-	plan-fig1 plan-fig2 plan-fig3 plan-fig4 plan-fig5 plan-attention plan-fig6 plan-table5 plan-laurent2015-fig2 plan-zhang2017-fig2 plan-zhang2017-fig3
+	reproduce-fig3 reproduce-fig4 reproduce-fig5 reproduce-attention reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig1 reproduce-laurent2015-fig2 reproduce-zhang2017-fig2 reproduce-zhang2017-fig3 \
+	plan-fig1 plan-fig2 plan-fig3 plan-fig4 plan-fig5 plan-attention plan-fig6 plan-table5 plan-laurent2015-fig1 plan-laurent2015-fig2 plan-zhang2017-fig2 plan-zhang2017-fig3
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -93,6 +93,8 @@ reproduce-fig6: reproduce-fig6_pmnist reproduce-fig6_ptb  ## the initial gamma, 
 
 reproduce-table5: $(addprefix reproduce-table5_,mnist_lr mnist_decay mnist_hidden ptb text8)  ## the searched values
 
+reproduce-laurent2015-fig1: reproduce-laurent2015-table1  ## learning curves of Table 1's speech models
+
 reproduce-laurent2015-fig2: reproduce-laurent2015-table2  ## learning curves of Table 2's word models
 
 reproduce-fig4: reproduce-fig4a reproduce-table4  ## questions about CNN passages, shortened (4a) and whole (4b)
@@ -114,6 +116,7 @@ plan-fig4_small: plan-fig4_small_equal plan-fig4_small_fair
 plan-fig3 plan-fig5: plan-table2
 plan-fig6: plan-fig6_pmnist plan-fig6_ptb
 plan-table5: $(addprefix plan-table5_,mnist_lr mnist_decay mnist_hidden ptb text8)
+plan-laurent2015-fig1: plan-laurent2015-table1
 plan-laurent2015-fig2: plan-laurent2015-table2
 plan-zhang2017-fig3: plan-zhang2017-flickr8k
 plan-zhang2017-fig2: plan-zhang2017-table1

@@ -91,6 +91,18 @@ def render_readers(found: dict[str, Any]) -> str:
     return f"{about}\n\n{markdown(header, table)}"
 
 
+def render_speech(found: dict[str, Any]) -> str:
+    median = found["median_ms"]
+    table = []
+    for name, time in median.items():
+        over = [time / median[other] for other in (NN_LSTM, "lstm")]
+        met = "yes" if max(over) <= found["target"] else "no"
+        table.append([name, ms(time), *(f"{ratio:.2f}" for ratio in over), met if "bn" in name else NONE])
+    header = ["five layers, both directions", "ms", f"over {NN_LSTM}", "over lstm", f"at most {found['target']}"]
+    about = f"Packed sequences of up to {found['T']} steps, B {found['B']}, 250 units, forward and backward."
+    return f"{about}\n\n{markdown(header, table)}"
+
+
 def render_rhn(found: dict[str, Any]) -> str:
     median = found["median_ms"]
     best = min(name for name in median if median[name] == min(median.values()))
@@ -118,6 +130,7 @@ def render(result: dict[str, Any]) -> str:
         "## Replicas": render_replicas(result["replicas"]),
         "## Recurrent highway networks": "rhn" in result and render_rhn(result["rhn"]),
         "## Attentive readers": "readers" in result and render_readers(result["readers"]),
+        "## Speech": "speech" in result and render_speech(result["speech"]),
     }
     return "\n".join(f"{title}\n\n{text}" for title, text in parts.items() if text)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bnrnn.checkpoint import random_state, set_random_state
 from bnrnn.data.base import Batch, SequenceData
 from bnrnn.log import RunLog
-from bnrnn.metrics import Scores, cross_entropy
+from bnrnn.metrics import Scores, cross_entropy, error, scored_steps
 from bnrnn.norm import batch_statistics, collecting_statistics, estimated_together
 from bnrnn.optim import learning_rate
 
@@ -70,7 +70,7 @@ class TrainState:
     evaluated: int = 0  # update of the last evaluation
     num_records: int = 0  # in metrics.jsonl
     seconds: float = 0.0  # spent in updates
-    window: Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.float64))  # sums since the last record
+    window: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))  # sums since the last record
     loss: float = math.nan  # in the last record
     carried: tuple[Tensor, ...] = ()  # where the sequences of the last update ended
     best: dict[str, Any] | None = None  # update, metrics and weights of the best evaluation
@@ -156,7 +156,7 @@ class Trainer:
             epoch, start = epoch + 1, 0
 
     def update(self, batch: Batch) -> Tensor:
-        """One optimizer step; returns (loss, gradient norm, 1) to be summed."""
+        """One optimizer step; returns (loss, share of errors, gradient norm, 1) to be summed."""
         cfg, state, batch = self.cfg, self.state, batch.to(self.device)
         if cfg.lr_decay is not None:
             epoch = state.update // self.data.num_batches("train", cfg.batch_size)
@@ -166,22 +166,24 @@ class Trainer:
         with self._precision():
             logits, carried = self.model(batch.inputs, state.carried if batch.carried else None, batch.t_start)
             loss = cross_entropy(logits, batch.targets)
-        (loss * len(logits) if cfg.sum_over_time else loss).backward()
+        (loss * scored_steps(batch.targets) if cfg.sum_over_time else loss).backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), cfg.grad_clip or math.inf)
         self.optimizer.step()
         state.carried = tuple(s.detach() for s in carried)
-        return torch.stack([loss.detach(), norm, torch.ones_like(norm)]).double()
+        wrong = error(logits, batch.targets) if self.data.metric == "error" else torch.zeros_like(norm)
+        return torch.stack([loss.detach(), wrong, norm, torch.ones_like(norm)]).double()
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.cfg.precision == "bfloat16")
 
     def _record_window(self) -> None:
         state = self.state
-        loss, norm, count = state.window.tolist()
+        loss, wrong, norm, count = state.window.tolist()
         state.window.zero_()
         state.loss = loss / count
         state.diverged = not math.isfinite(loss)
-        self._record({"train/loss": state.loss, "train/grad_norm": norm / count})
+        errors = {"train/error": wrong / count} if self.data.metric == "error" else {}
+        self._record({"train/loss": state.loss, **errors, "train/grad_norm": norm / count})
 
     def _record(self, values: dict[str, float]) -> None:
         self.log.record(self.state.update, {"seconds": round(self.state.seconds, 3), **values})

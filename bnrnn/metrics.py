@@ -16,6 +16,17 @@ def cross_entropy(logits: Float[Tensor, "T B V"], targets: Int[Tensor, "T B"]) -
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
 
 
+def error(logits: Float[Tensor, "T B V"], targets: Int[Tensor, "T B"]) -> Float[Tensor, ""]:
+    """Share of the scored steps whose most probable class is wrong."""
+    scored = targets != IGNORE
+    return ((logits.argmax(-1) != targets) & scored).sum() / scored.sum()
+
+
+def scored_steps(targets: Int[Tensor, "T B"]) -> Float[Tensor, ""]:
+    """Scored steps of a sequence, the mean over the batch."""
+    return (targets != IGNORE).sum() / targets.shape[1]
+
+
 def from_loss(metric: str, loss: float) -> dict[str, float]:
     """{metric: value} where it is a function of the loss: `bpc`, bits per character, or `ppl`, perplexity per word."""
     functions = {"bpc": lambda nats: nats / math.log(2), "ppl": lambda nats: math.exp(min(nats, 700.0))}

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from bnrnn.data.base import Padded
 from bnrnn.layers.base import RecurrentLayer, State, check_values
 from bnrnn.stack import Stack
 
@@ -56,15 +57,16 @@ class SequenceModel(nn.Module):
             init(self)
 
     def forward(
-        self, x: Float[Tensor, "T B I"] | Int[Tensor, "T B"], state: State | None = None, t_start: int = 0
+        self, x: Float[Tensor, "T B I"] | Int[Tensor, "T B"] | Padded, state: State | None = None, t_start: int = 0
     ) -> tuple[Float[Tensor, "T B V"], State]:
         """Logits after every time step, and the state after the last, from which t_start = T goes on."""
+        x, lengths = x if isinstance(x, Padded) else (x, None)
         if state is None:
             state = self._initial_state(x.shape[1])
         if self.embedding is not None:
             check_values(x, self.embedding.num_embeddings)
             x = F.dropout(self.embedding(x), self.dropout, self.training)
-        y, ended = self.layer(x, state, t_start)
+        y, ended = self.layer(x, state, t_start, lengths)
         return self.head(F.dropout(y, self.dropout, self.training)), ended
 
     def _initial_state(self, batch_size: int) -> State:

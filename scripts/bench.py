@@ -19,6 +19,7 @@ from bnrnn.bench import NAIVE, NN_LSTM, Plan, Shape, say
 from bnrnn.bench_page import render, render_file
 from bnrnn.bench_reader import reader_cost
 from bnrnn.bench_rhn import rhn_cost
+from bnrnn.bench_speech import speech_cost
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.evidence import ROOT
 from bnrnn.results import environment, git_commit, write_json
@@ -63,6 +64,8 @@ def measure(shapes: dict[str, Shape], plan: Plan, device: torch.device, precisio
     rhn = rhn_cost(variants[2:], device, plan)
     say("attentive readers")
     readers = reader_cost(device, plan)
+    say("speech")
+    speech = speech_cost(device, plan)
     return {
         "name": f"{device.type}-{plan.name}",
         "commit": git_commit(),
@@ -80,6 +83,7 @@ def measure(shapes: dict[str, Shape], plan: Plan, device: torch.device, precisio
         "replicas": replicas,
         "rhn": rhn,
         "readers": readers,
+        "speech": speech,
     }
 
 

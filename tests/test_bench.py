@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from bnrnn import bench, bench_reader, bench_rhn
+from bnrnn import bench, bench_reader, bench_rhn, bench_speech
 from bnrnn.bench import NAIVE, NN_LSTM, NaiveLSTM, Plan, Shape, judge, judge_times
 from bnrnn.bench_page import render
 from bnrnn.bench_rhn import NaiveBNRHN
@@ -36,6 +36,8 @@ def _engines(monkeypatch):
         monkeypatch.setattr(bench_reader, name, 4)
     for name in ("T", "B", "H", "D"):
         monkeypatch.setattr(bench_rhn, name, 3)
+    for name in ("T", "B", "F", "H"):
+        monkeypatch.setattr(bench_speech, name, 5)
     yield
     set_backend("auto")
 
@@ -146,6 +148,10 @@ def test_the_page_says_what_was_measured():
     rhn = {"T": 20, "B": 64, "H": 512, "D": 3, "ms": {}, "median_ms": {NAIVE: 300.0, "fused": 250.0, "cpu": 200.0}}
     assert "| 300 | 250 | 200 | 1.50 | 1.35 | yes |" in render(stored(rhn={**rhn, "target": 1.35}))
     assert "| bn_e_star | 131 | 1.31 | lstm | 1.31 | no |" in page
+    speech = {NN_LSTM: 100.0, "lstm": 96.0, "input_bn_lstm_sequence": 108.0}
+    page_of_speech = render(stored(speech={"T": 60, "B": 24, "target": 1.1, "ms": {}, "median_ms": speech}))
+    assert "| lstm | 96.0 | 0.96 | 1.00 | – |" in page_of_speech
+    assert "| input_bn_lstm_sequence | 108 | 1.08 | 1.12 | no |" in page_of_speech
     assert "| bn_e_star_star, masked | 240 | 2.40 | lstm, both directions | 1.20 | yes |" in page
 
 
@@ -158,6 +164,7 @@ def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
     assert result["rows"][0]["met"] is True and result["rows"][1]["target"] is None
     assert set(result["rows"][0]["ms"]) == {NN_LSTM, NAIVE, *bench.engines(CPU)}
     assert result["rhn"]["T"] == 3 and list(result["rhn"]["ms"]) == [NAIVE, "reference", "fused", "cpu"]
+    assert set(result["speech"]["ms"]) == {NN_LSTM, "lstm", "input_bn_lstm_sequence"}
     assert result["readers"]["T"] == 4 and set(result["readers"]["ms"]) == set(bench_reader.READERS)
     assert result["replicas"]["R"] == 16 and set(result["replicas"]["ms"]) == {"R=1", "R=16", "16 calls"}
     assert result["commit"] and result["environment"]["torch"] == torch.__version__

@@ -23,6 +23,7 @@ SIZES = {  # input, output, training steps
     "PTBChar": (50, 50, 99), "Text8": (27, 27, 179), "PTBWord": (10_000, 10_000, 35),
     "CNNQA": (65_829, 65_829, 2000), "BAbI": (39, 39, 343), "IEERCloze": (5805, 5805, 210),
     "Flickr8k": (946, 946, 36, 1280), "CocoCaptions": (12_000, 12_000, 50, 2048),
+    "KaldiFrames": (123, 3546, 1300), "TimitSample": (123, 183, 518),
 }  # fmt: skip
 
 

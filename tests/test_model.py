@@ -43,7 +43,7 @@ def test_state_noise_is_drawn_anew_in_every_pass_also_in_evaluation_for_every_h_
     model.layer.register_forward_pre_hook(lambda _, args: seen.append(args[1]))
     x = torch.randn(2, 5000, 1)
     model(x), model(x)
-    model.layer.forward = lambda x, state, t_start: (x.new_zeros(*x.shape[:2], 4), state)
+    model.layer.forward = lambda x, state, t_start, lengths: (x.new_zeros(*x.shape[:2], 4), state)
     model.eval()(x)
     for h, c in seen:
         assert (h.std((1, 2)) - 0.1).abs().max() < 0.002

@@ -4,11 +4,13 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 IGNORE = -100  # target of a step that is not scored
+POOL = 12  # batches whose sequences are sorted by length together, as in the rc_data_iter.py of Cooijmans et al. 2016
 
 
 class Batch(NamedTuple):
@@ -31,6 +33,13 @@ class Batch(NamedTuple):
         plain = isinstance(self.inputs, Tensor)
         inputs = moved(self.inputs) if plain else type(self.inputs)(*(moved(x) for x in self.inputs))
         return self._replace(inputs=inputs, targets=moved(self.targets))
+
+
+class Padded(NamedTuple):
+    """Sequences of different lengths, and what those are."""
+
+    x: Float[Tensor, "T B I"]
+    lengths: list[int]
 
 
 @runtime_checkable
@@ -62,6 +71,24 @@ class SequenceData(Protocol):
     def generated_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
         """Scores of what the model generates for the test split, by name."""
         ...
+
+
+def by_length(
+    lengths: Int[np.ndarray, " N"], batch_size: int, generator: torch.Generator | None
+) -> list[Int[np.ndarray, " B"]]:
+    """Batches of N sequences, those of similar length together.
+
+    In random order with a generator, then sorted by length within every `POOL` batches. The N are divided evenly among
+    ceil(N / batch_size) batches, so that none is left with one or two, whose batch statistics would say nothing.
+    """
+    N, total = len(lengths), -(-len(lengths) // batch_size)
+    bounds = [N * k // total for k in range(total + 1)]
+    order = np.arange(N) if generator is None else torch.randperm(N, generator=generator).numpy()
+    for k in range(0, total, POOL):
+        pool = order[bounds[k] : bounds[min(k + POOL, total)]]
+        pool[:] = pool[np.argsort(-lengths[pool], kind="stable")]
+    which = range(total) if generator is None else torch.randperm(total, generator=generator).tolist()
+    return [order[bounds[k] : bounds[k + 1]] for k in which]
 
 
 def model_sizes(data: SequenceData) -> dict[str, int]:

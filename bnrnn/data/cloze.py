@@ -10,12 +10,11 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bnrnn.data.base import Batch, DataDefaults
+from bnrnn.data.base import Batch, DataDefaults, by_length
 from bnrnn.errors import BnrnnError
 
 SPECIAL = ("<nil>", "<eos>", "<unk>", "<num>")  # ids 0 to 3
 NIL, UNK, NUM = 0, 2, 3
-POOL = 12  # batches whose questions are sorted by length together, as in the authors' rc_data_iter.py
 SENTENCE_ENDS = frozenset(".!?")
 CLOSING = frozenset(("''", '"', "'", ")"))
 # Words that say nothing about which sentence answers a question.
@@ -45,9 +44,7 @@ class Split(NamedTuple):
 class Cloze(DataDefaults):
     """Batches of questions, those of similar length together.
 
-    A pass takes every question once: in random order in training, then sorted by the length of the passage within
-    every `POOL` batches. The N questions are divided evenly among ceil(N / batch_size) batches, so that none is left
-    with a question or two, whose batch statistics would say nothing.
+    A pass takes every question once, in an order of `bnrnn.data.base.by_length` of the passages.
 
     Args:
         splits: of `train`, `valid` and `test`.
@@ -86,22 +83,15 @@ class Cloze(DataDefaults):
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
     ) -> Iterator[Batch]:
         """One pass from batch `start` on. A generator shuffles, and permutes the entities if that is asked for."""
-        N, total = len(self.splits[split].answers), self.num_batches(split, batch_size)
-        bounds = [N * k // total for k in range(total + 1)]
-        order = np.arange(N) if generator is None else torch.randperm(N, generator=generator).numpy()
         lengths = np.diff(self.splits[split].starts)[::2]
-        for k in range(0, total, POOL):
-            pool = order[bounds[k] : bounds[min(k + POOL, total)]]
-            pool[:] = pool[np.argsort(-lengths[pool], kind="stable")]
-        which = torch.arange(total) if generator is None else torch.randperm(total, generator=generator)
-        seeds = None if generator is None else torch.randint(2**62, (total,), generator=generator)
-        for n in range(start, total):
-            k = int(which[n])
+        chosen = by_length(lengths, batch_size, generator)
+        seeds = None if generator is None else torch.randint(2**62, (len(chosen),), generator=generator)
+        for n in range(start, len(chosen)):
             names = torch.arange(len(self.vocabulary))
             if seeds is not None and self.permute_entities:
                 drawn = torch.randperm(len(self.entities), generator=torch.Generator().manual_seed(int(seeds[n])))
                 names[self.entities.start : self.entities.stop] = self.entities.start + drawn
-            yield self._batch(split, order[bounds[k] : bounds[k + 1]], names)
+            yield self._batch(split, chosen[n], names)
 
     def select(self, split: str, chosen: Int[np.ndarray, " B"]) -> Batch:
         """The questions at these places of a split."""

@@ -1,0 +1,83 @@
+"""Utterances of speech with a class for every frame: batches of similar length, padded at the end."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch.nn.utils.rnn import pad_sequence
+
+from bnrnn.data.base import IGNORE, Batch, DataDefaults, Padded, by_length
+from bnrnn.errors import BnrnnError
+
+SECONDS = 0.01  # from one frame to the next
+
+
+class Utterance(NamedTuple):
+    """One recording: the class of each of its frames, and what reads their features."""
+
+    name: str
+    labels: Int[np.ndarray, " T"]
+    read: Callable[[], Float[np.ndarray, "T F"]]
+
+
+class FrameData(DataDefaults):
+    """Batches of whole utterances.
+
+    Args:
+        splits: of `train`, `valid` and `test`.
+        num_states: classes.
+        num_features: F.
+        name: which data these are, for people.
+        dropped: what was left out of them, and how often.
+
+    Raises BnrnnError for a split with fewer than two utterances, and when features are read that do not fit.
+    """
+
+    metric = "error"
+    selects_by = "loss"
+    state_noise = 0.0
+
+    def __init__(
+        self,
+        splits: Mapping[str, Sequence[Utterance]],
+        num_states: int,
+        num_features: int,
+        name: str,
+        dropped: Mapping[str, int] | None = None,
+    ) -> None:
+        for split, utterances in splits.items():
+            if len(utterances) < 2:
+                raise BnrnnError(f"{name}: {split} has {len(utterances)} utterances, expected at least 2")
+        self.splits = {split: list(utterances) for split, utterances in splits.items()}
+        self.lengths = {split: np.array([len(u.labels) for u in part]) for split, part in self.splits.items()}
+        self.input_size, self.output_size = num_features, num_states
+        self.t_max = int(self.lengths["train"].max())
+        counts = " / ".join(f"{len(part):,}" for part in self.splits.values())
+        hours = " / ".join(f"{lengths.sum() * SECONDS / 3600:.2f}" for lengths in self.lengths.values())
+        left_out = "".join(f", without {n} {what}" for what, n in (dropped or {}).items() if n)
+        self.description = f"{name}: {counts} utterances, {hours} hours, {num_states:,} states{left_out}"
+
+    def num_batches(self, split: str, batch_size: int) -> int:
+        return -(-len(self.splits[split]) // batch_size)
+
+    def batches(
+        self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
+    ) -> Iterator[Batch]:
+        """One pass over the utterances from batch `start` on, those of similar length together."""
+        for chosen in by_length(self.lengths[split], batch_size, generator)[start:]:
+            utterances = [self.splits[split][n] for n in chosen.tolist()]
+            features = [torch.from_numpy(self._features(utterance)) for utterance in utterances]
+            labels = [torch.from_numpy(utterance.labels.astype(np.int64)) for utterance in utterances]
+            inputs = Padded(pad_sequence(features), [len(x) for x in features])
+            yield Batch(inputs, pad_sequence(labels, padding_value=IGNORE))
+
+    def _features(self, utterance: Utterance) -> Float[np.ndarray, "T F"]:
+        features: Any = utterance.read()
+        expected = (len(utterance.labels), self.input_size)
+        if features.shape != expected:
+            raise BnrnnError(f"{utterance.name} has features of shape {features.shape}, expected {expected}")
+        if not np.isfinite(features).all():
+            raise BnrnnError(f"{utterance.name} has features that are not finite numbers")
+        return features.astype(np.float32, copy=False)

@@ -1,0 +1,209 @@
+"""Features and alignments as Kaldi (Povey et al. 2011) writes them, such as those of the Wall Street Journal.
+
+Read by kaldi-native-io: Kaldi's own code without Kaldi, which knows every format of its archives, compressed ones too,
+and reads the shape of a matrix without the matrix, so that alignments are checked before training begins.
+"""
+
+import gzip
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from tqdm import tqdm
+
+from bnrnn.data.frames import FrameData, Utterance
+from bnrnn.errors import BnrnnError
+
+MAX_SKIPPED = 0.05  # of the utterances of a split
+
+
+class KaldiFrames(FrameData):
+    """Utterances of `<data_dir>/<folder>/{train,valid,test}/`, each with
+
+    - `feats.scp`, the features, as `copy-feats` writes them; paths are absolute, or from that folder;
+    - `ali*.gz`, `ali*.ark` or `ali*.txt`, the state of every frame, as `ali-to-pdf` writes it;
+    - `cmvn.scp` of `compute-cmvn-stats`, and `utt2spk`, where features are to be normalized.
+
+    Args:
+        num_states: tied states of the recogniser.
+        num_features: in a frame.
+        max_frames: longer utterances are left out.
+        normalize: "speaker" with the statistics of each speaker, "global" with those of all training speakers, "none".
+
+    Utterances without an alignment are left out and counted, up to 5 % of a split. Raises BnrnnError for what does not
+    fit together.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        folder: str,
+        num_states: int,
+        num_features: int,
+        max_frames: int = 1300,
+        normalize: str = "speaker",
+    ) -> None:
+        if normalize not in ("speaker", "global", "none"):
+            raise BnrnnError(f"data.normalize={normalize} is unknown: use speaker, global or none")
+        self._whole = None
+        if normalize == "global":
+            of_speakers = load_statistics(Path(data_dir, folder, "train"), num_features)
+            self._whole = mean_and_scale(np.sum(list(of_speakers.values()), 0))
+        dropped: Counter[str] = Counter()
+        splits = {}
+        for split in ("train", "valid", "test"):
+            splits[split] = self._load(
+                Path(data_dir, folder, split), num_states, num_features, max_frames, normalize, dropped
+            )
+        super().__init__(splits, num_states, num_features, f"Kaldi archives of {folder}", dropped)
+
+    def _load(
+        self, folder: Path, num_states: int, num_features: int, max_frames: int, normalize: str, dropped: Counter[str]
+    ) -> list[Utterance]:
+        scp, alignments = load_scp(folder / "feats.scp"), load_alignments(folder)
+        speakers = load_table(folder / "utt2spk") if normalize == "speaker" else {}
+        statistics = load_statistics(folder, num_features) if normalize == "speaker" else {}
+        scales = {speaker: mean_and_scale(sums) for speaker, sums in statistics.items()}
+        found, unaligned = [], []
+        for name, where in tqdm(scp.items(), desc=str(folder), unit=" utterances", disable=None):
+            rows, columns = shape(name, where)
+            if columns != num_features:
+                raise BnrnnError(f"{name} has {columns} features a frame in {where}, expected {num_features}")
+            if name not in alignments:
+                unaligned.append(name)
+                continue
+            labels = alignments[name]
+            if len(labels) != rows:
+                raise BnrnnError(
+                    f"{folder}: the alignment of {name} has {len(labels)} frames, its features have {rows}"
+                )
+            if labels.min() < 0 or labels.max() >= num_states:
+                raise BnrnnError(
+                    f"{folder}: the alignment of {name} has state {labels.max()}, expected 0 to {num_states - 1}: are "
+                    "these transition ids? `ali-to-pdf` makes states of them"
+                )
+            if rows > max_frames:
+                dropped[f"of more than {max_frames:,} frames"] += 1
+                continue
+            scale = self._whole
+            if normalize == "speaker":
+                if speakers.get(name) not in scales:
+                    raise BnrnnError(f"{name} has no speaker in {folder / 'utt2spk'} whose statistics are in cmvn.scp")
+                scale = scales[speakers[name]]
+            found.append(Utterance(name, labels, Reader(where, scale)))
+        if len(unaligned) > MAX_SKIPPED * len(scp):
+            raise BnrnnError(
+                f"{folder}: {unaligned[0]} and {len(unaligned) - 1} others of {len(scp):,} utterances have no "
+                f"alignment, more than {MAX_SKIPPED:.0%}"
+            )
+        dropped["without an alignment"] += len(unaligned)
+        return found
+
+
+class Reader:
+    """Reads the features of one utterance, normalized."""
+
+    def __init__(self, where: str, scale: tuple[np.ndarray, np.ndarray] | None) -> None:
+        self.where, self.scale = where, scale
+
+    def __call__(self) -> Float[np.ndarray, "T F"]:
+        features = np.array(library().FloatMatrix.read(self.where).numpy())
+        return features if self.scale is None else ((features - self.scale[0]) * self.scale[1]).astype(np.float32)
+
+
+def library() -> ModuleType:
+    try:
+        import kaldi_native_io
+    except ImportError as error:
+        raise BnrnnError("Kaldi's archives need kaldi-native-io: pip install 'bnrnn[speech]'") from error
+    return kaldi_native_io
+
+
+def load_table(path: Path) -> dict[str, str]:
+    """Lines of a key and a value. Raises BnrnnError with the line that is none, or a key that comes twice."""
+    if not path.exists():
+        raise BnrnnError(f"{path} is missing")
+    found: dict[str, str] = {}
+    for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        key, _, value = line.strip().partition(" ")
+        if not key or not value.strip() or key in found:
+            raise BnrnnError(f"{path}, line {n}: expected a new key and a value, found {line!r}")
+        found[key] = value.strip()
+    if not found:
+        raise BnrnnError(f"{path} is empty")
+    return found
+
+
+def load_scp(path: Path) -> dict[str, str]:
+    """`<archive>:<offset>` by key, with whole paths. Raises BnrnnError for pipes."""
+    found = load_table(path)
+    for key, where in found.items():
+        if where.endswith("|"):
+            raise BnrnnError(f"{path}: {key} is the output of a command: write its features with copy-feats")
+        archive = Path(path.parent, where.rpartition(":")[0] or where)
+        if not archive.exists():
+            raise BnrnnError(f"{archive} is missing: {path} names it for {key}")
+        found[key] = str(path.parent / where)
+    return found
+
+
+def load_alignments(folder: Path) -> dict[str, np.ndarray]:
+    """The states of every utterance that has them."""
+    paths = sorted(path for ending in ("gz", "ark", "txt") for path in folder.glob(f"ali*.{ending}"))
+    if not paths:
+        raise BnrnnError(f"{folder} has no ali*.gz, ali*.ark or ali*.txt: write alignments there with ali-to-pdf")
+    found: dict[str, np.ndarray] = {}
+    for path in paths:
+        try:
+            if path.suffix == ".gz":  # all of it, or a damaged end would be taken for the end
+                with gzip.open(path) as file:
+                    while file.read(2**20):
+                        pass
+            source = f"ark:gunzip -c '{path}'|" if path.suffix == ".gz" else f"ark:{path}"
+            with library().SequentialInt32VectorReader(source) as reader:
+                for key, states in reader:
+                    if key in found:
+                        raise BnrnnError(f"{path}: {key} has an alignment before")
+                    found[key] = np.array(states, np.int32)
+        except (OSError, EOFError, RuntimeError) as error:
+            raise BnrnnError(f"{path} is no archive of alignments: {_first_line(error)}") from error
+    return found
+
+
+def load_statistics(folder: Path, num_features: int) -> dict[str, Float[np.ndarray, "2 K"]]:
+    """Sums and sums of squares of each speaker, and the number of frames, as compute-cmvn-stats writes them."""
+    found = {}
+    for speaker, where in load_scp(folder / "cmvn.scp").items():
+        try:
+            sums = np.array(library().DoubleMatrix.read(where).numpy())
+        except RuntimeError as error:
+            raise BnrnnError(f"{where} has no statistics of {speaker}: {_first_line(error)}") from error
+        if sums.shape != (2, num_features + 1) or sums[0, -1] < 1:
+            raise BnrnnError(
+                f"{where}: statistics of {speaker} have shape {sums.shape}, expected (2, {num_features + 1})"
+            )
+        found[speaker] = sums
+    return found
+
+
+def mean_and_scale(sums: Float[np.ndarray, "2 K"]) -> tuple[Float[np.ndarray, " F"], Float[np.ndarray, " F"]]:
+    """What to take off, and what to multiply with afterwards, for mean 0 and variance 1."""
+    mean = sums[0, :-1] / sums[0, -1]
+    return mean, 1 / np.sqrt(np.maximum(sums[1, :-1] / sums[0, -1] - mean**2, 1e-20))
+
+
+def shape(name: str, where: str) -> tuple[int, int]:
+    """Rows and columns of a matrix in an archive."""
+    try:
+        found: Any = library().MatrixShape.read(where)
+    except RuntimeError as error:
+        raise BnrnnError(f"{where} has no features of {name}: {_first_line(error)}") from error
+    return found.num_rows, found.num_cols
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.removeprefix("[E] ") for line in str(error).splitlines() if line.startswith("[E]")]
+    return lines[0] if lines else str(error)

@@ -1,0 +1,185 @@
+"""A sample of TIMIT (Garofolo et al. 1993): read sentences whose phones were marked by hand.
+
+Features are those of Laurent et al. 2015, section 4.1: logarithms of 40 mel filters and of the energy, every 10 ms over
+25 ms, with their first and second differences. Classes are thirds of phones, in place of a recogniser's states.
+"""
+
+import hashlib
+import io
+import re
+import tarfile
+import wave
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from bnrnn.data.frames import FrameData, Utterance
+from bnrnn.errors import BnrnnError
+
+URL = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/timit.zip"
+RATE, SHIFT, WIDTH = 16_000, 160, 400  # samples: in a second, from frame to frame, of a frame
+NAMES = """aa ae ah ao aw ax ax-h axr ay b bcl ch d dcl dh dx eh el em en eng epi er ey f g gcl h# hh hv ih ix iy jh k
+kcl l m n ng nx ow oy p pau pcl q r s sh t tcl th uh uw ux v w y z zh"""
+PHONES: list[str] = list(NAMES.split())
+NUM_PARTS = 3  # of a phone
+SHARED = ("sa1", "sa2")  # sentences that everybody reads
+
+
+class TimitSample(FrameData):
+    """Of the speakers, one woman and one man validate, one and one test, the others train.
+
+    Args:
+        normalize: "speaker" gives the features of each speaker mean 0 and variance 1, "global" those of all training
+            utterances, "none" leaves them.
+
+    The two sentences that everybody reads are in training alone. Reads `<data_dir>/speech/timit*.tar.gz`, with .wav and
+    .phn files in a folder for each speaker.
+    """
+
+    def __init__(self, data_dir: str, normalize: str = "speaker") -> None:
+        if normalize not in ("speaker", "global", "none"):
+            raise BnrnnError(f"data.normalize={normalize} is unknown: use speaker, global or none")
+        path, files = load_archive(Path(data_dir, "speech"))
+        speakers = divide({name.split("/")[0] for name in files})
+        found: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+        for split, members in speakers.items():
+            names = [n for n in sorted(files) if n.split("/")[0] in members and n.endswith(".wav")]
+            kept = [n for n in names if split == "train" or Path(n).stem not in SHARED]
+            found[split] = {name.removesuffix(".wav"): load_utterance(files, name, path) for name in kept}
+        groups: dict[str, list[np.ndarray]] = {}
+        for split, utterances in found.items():
+            for name, (features, _) in utterances.items():
+                groups.setdefault(name.split("/")[0] if normalize == "speaker" else split, []).append(features)
+        scales = {key: mean_and_scale(np.concatenate(values)) for key, values in groups.items()}
+        splits = {}
+        for split, utterances in found.items():
+            splits[split] = []
+            for name, (features, labels) in utterances.items():
+                mean, scale = scales[name.split("/")[0] if normalize == "speaker" else "train"]
+                values = features if normalize == "none" else (features - mean) * scale
+                splits[split].append(Utterance(name, labels, lambda values=values: values))
+        num_features = next(iter(found["train"].values()))[0].shape[1]
+        super().__init__(splits, len(PHONES) * NUM_PARTS, num_features, "TIMIT sample")
+
+
+def load_archive(folder: Path) -> tuple[Path, dict[str, bytes]]:
+    """The archive, and its .wav and .phn files by `<speaker>/<sentence>.<ending>`."""
+    found = sorted(folder.glob("timit*.tar.gz"))
+    if not found:
+        raise BnrnnError(f"{folder} has no timit*.tar.gz: put the sample there ({URL}), or set BNRNN_DATA")
+    try:
+        with tarfile.open(found[0]) as archive:
+            files = {}
+            for member in archive:
+                match = re.search(r"([^/]+/[^/]+\.(?:wav|phn))$", member.name)
+                if match is not None and (file := archive.extractfile(member)) is not None:
+                    files[match[1]] = file.read()
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise BnrnnError(f"{found[0]} is damaged ({error}): fetch it again from {URL}") from error
+    lacking = sorted(n for n in files if n.endswith(".wav") and n.removesuffix("wav") + "phn" not in files)
+    if lacking or not files:
+        raise BnrnnError(f"{found[0]}: {lacking[0] if lacking else 'no .wav'} has phones marked in a .phn file")
+    return found[0], files
+
+
+def divide(speakers: set[str]) -> dict[str, list[str]]:
+    """Speakers by split, in the order of the SHA-256 of their names; the first letter after the dash is their sex."""
+    splits: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    for sex in "fm":
+        of_sex = [name for name in speakers if name.partition("-")[2][:1] == sex]
+        ordered = sorted(of_sex, key=lambda name: hashlib.sha256(name.encode()).digest())
+        if len(ordered) < 3:
+            raise BnrnnError(f"TIMIT sample: {len(ordered)} speakers named <region>-{sex}..., expected at least 3")
+        splits["valid"].append(ordered[-2])
+        splits["test"].append(ordered[-1])
+        splits["train"] += ordered[:-2]
+    return splits
+
+
+def load_utterance(files: Mapping[str, bytes], name: str, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Features and classes of an utterance."""
+    samples = read_wave(files[name], f"{path}, {name}")
+    phones = name.removesuffix("wav") + "phn"
+    segments = read_phones(files[phones].decode("latin-1"), f"{path}, {phones}")
+    if segments[-1][1] > len(samples):
+        raise BnrnnError(
+            f"{path}, {phones}: ends at sample {segments[-1][1]:,}, after the recording's {len(samples):,}"
+        )
+    features = with_differences(log_mel(samples))
+    return features, classes(segments, len(features))
+
+
+def read_wave(content: bytes, source: str) -> Int[np.ndarray, " N"]:
+    """The samples of a recording of 16 bits and one channel. Raises BnrnnError for another."""
+    try:
+        with wave.open(io.BytesIO(content)) as file:
+            kind = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+    except (wave.Error, EOFError, ValueError) as error:
+        raise BnrnnError(f"{source} is no .wav file: {error}") from error
+    if kind != (1, 2, RATE):
+        raise BnrnnError(
+            f"{source} has {kind[0]} channels of {8 * kind[1]} bits at {kind[2]:,} Hz, expected 1 of 16 at {RATE:,}"
+        )
+    if len(samples) < WIDTH:
+        raise BnrnnError(f"{source} has {len(samples)} samples, expected at least the {WIDTH} of one frame")
+    return samples
+
+
+def read_phones(content: str, source: str) -> list[tuple[int, int, str]]:
+    """First sample, end and phone of each segment. Raises BnrnnError for what is none, with its line."""
+    segments: list[tuple[int, int, str]] = []
+    for n, line in enumerate(content.splitlines(), 1):
+        match = re.fullmatch(r"(\d+) (\d+) (\S+)", line.strip())
+        begins = segments[-1][1] if segments else 0
+        if match is None or int(match[1]) != begins or int(match[2]) <= begins:
+            raise BnrnnError(f"{source}, line {n}: expected {begins}, an end and a phone, found {line!r}")
+        if match[3] not in PHONES:
+            raise BnrnnError(f"{source}, line {n}: phone {match[3]!r} is unknown, expected one of TIMIT's 61")
+        segments.append((begins, int(match[2]), match[3]))
+    if not segments:
+        raise BnrnnError(f"{source} is empty")
+    return segments
+
+
+def classes(segments: list[tuple[int, int, str]], num_frames: int) -> Int[np.ndarray, " T"]:
+    """For each frame the phone in its middle, and which third of it; after the end the last."""
+    middles = np.arange(num_frames) * SHIFT + WIDTH // 2
+    ends = np.array([end for _, end, _ in segments])
+    place = np.minimum(np.searchsorted(ends, middles, side="right"), len(segments) - 1)
+    begins, phones = np.array([begin for begin, _, _ in segments]), np.array([PHONES.index(p) for *_, p in segments])
+    third = NUM_PARTS * (middles - begins[place]) // (ends - begins)[place]
+    return phones[place] * NUM_PARTS + np.clip(third, 0, NUM_PARTS - 1)
+
+
+def log_mel(samples: Int[np.ndarray, " N"]) -> Float[np.ndarray, "T 41"]:
+    """Logarithms of the energy and of 40 mel filters, as Kaldi's compute-fbank-feats has them, without its dither."""
+    try:
+        import kaldi_native_fbank
+    except ImportError as error:
+        raise BnrnnError("features of speech need kaldi-native-fbank: pip install 'bnrnn[speech]'") from error
+    options = kaldi_native_fbank.FbankOptions()
+    options.frame_opts.dither, options.mel_opts.num_bins, options.use_energy = 0.0, 40, True
+    fbank = kaldi_native_fbank.OnlineFbank(options)
+    fbank.accept_waveform(RATE, samples.astype(np.float32).tolist())
+    fbank.input_finished()
+    return np.stack([fbank.get_frame(t) for t in range(fbank.num_frames_ready)])
+
+
+def with_differences(features: Float[np.ndarray, "T F"]) -> Float[np.ndarray, "T 3*F"]:
+    """The features, their first and their second differences, as Kaldi's add-deltas has them."""
+    first = np.arange(-2, 3) / 10
+    parts = []
+    for filter in ([1.0], first, np.convolve(first, first)):
+        reach = len(filter) // 2
+        padded = np.pad(features, ((reach, reach), (0, 0)), "edge")
+        parts.append(sum(w * padded[k : k + len(features)] for k, w in enumerate(filter)))
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def mean_and_scale(features: Float[np.ndarray, "N F"]) -> tuple[Float[np.ndarray, " F"], Float[np.ndarray, " F"]]:
+    """What to take off, and what to multiply with afterwards, for mean 0 and variance 1."""
+    features = features.astype(np.float64)
+    return features.mean(0), 1 / np.maximum(features.std(0), 1e-10)
