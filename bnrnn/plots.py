@@ -15,7 +15,9 @@ from torch import Tensor
 from bnrnn.evidence import Run, load_claim, load_runs, longest, sweep
 
 COLORS = ["#4c6a92", "#d1603d", "#5b8c5a", "#8d6a9f", "#c9a227"]
-LABELS = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "input_bn_lstm": "input-BN LSTM", "rnn": "RNN", "bn_rnn": "BN-RNN",
+LABELS = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "input_bn_lstm": "input-BN LSTM",
+          "input_bn_lstm_sequence": "input-BN LSTM, sequence-wise", "wsj": "Wall Street Journal",
+          "timit_sample": "TIMIT sample", "train/error": "training error",  "rnn": "RNN", "bn_rnn": "BN-RNN",
           "smnist": "sequential MNIST", "pmnist": "permuted MNIST (authors' 501 pixels)",
           "pmnist_permutation": "permuted MNIST (true permutation)", "ptb_char": "Penn Treebank, characters",
           "text8": "text8", "text8_prefix": "text8, its beginning", "bn_rnn_gamma1": "BN-RNN",
@@ -230,7 +232,7 @@ def draw_attention(questions: list[dict[str, Any]], path: Path) -> None:
         ax.set_xticks(range(len(question["passage"])), question["passage"], rotation=90, fontsize=8)
         names = [f"{label(setting)}: {reader['answer']}" for setting, reader in readers.items()]
         ax.set_yticks(range(len(readers)), names, fontsize=8)
-        ax.set_title(f"{' '.join(question['question'])}  {question['answer']}", fontsize=9, loc="left")
+        ax.set_title(f"{' '.join(question['question'])}  (right: {question['answer']})", fontsize=9, loc="left")
     save(fig, path)
 
 
