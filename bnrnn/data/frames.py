@@ -12,6 +12,7 @@ from bnrnn.data.base import IGNORE, Batch, DataDefaults, Padded, by_length
 from bnrnn.errors import BnrnnError
 
 SECONDS = 0.01  # from one frame to the next
+SHOWN = 3  # names of utterances that were left out
 
 
 class Utterance(NamedTuple):
@@ -30,7 +31,7 @@ class FrameData(DataDefaults):
         num_states: classes.
         num_features: F.
         name: which data these are, for people.
-        dropped: what was left out of them, and how often.
+        left_out: names of utterances that were, by the reason.
 
     Raises BnrnnError for a split with fewer than two utterances, and when features are read that do not fit.
     """
@@ -45,7 +46,7 @@ class FrameData(DataDefaults):
         num_states: int,
         num_features: int,
         name: str,
-        dropped: Mapping[str, int] | None = None,
+        left_out: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         for split, utterances in splits.items():
             if len(utterances) < 2:
@@ -56,8 +57,10 @@ class FrameData(DataDefaults):
         self.t_max = int(self.lengths["train"].max())
         counts = " / ".join(f"{len(part):,}" for part in self.splits.values())
         hours = " / ".join(f"{lengths.sum() * SECONDS / 3600:.2f}" for lengths in self.lengths.values())
-        left_out = "".join(f", without {n} {what}" for what, n in (dropped or {}).items() if n)
-        self.description = f"{name}: {counts} utterances, {hours} hours, {num_states:,} states{left_out}"
+        self.description = f"{name}: {counts} utterances, {hours} hours, {num_states:,} states"
+        for why, names in (left_out or {}).items():
+            shown = [*names[:SHOWN], *["..."][: len(names) - SHOWN]]
+            self.description += f"; left out, {why}: {len(names):,} ({', '.join(shown)})"
 
     def num_batches(self, split: str, batch_size: int) -> int:
         return -(-len(self.splits[split]) // batch_size)

@@ -5,7 +5,7 @@ and reads the shape of a matrix without the matrix, so that alignments are check
 """
 
 import gzip
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,7 +33,7 @@ class KaldiFrames(FrameData):
         max_frames: longer utterances are left out.
         normalize: "speaker" with the statistics of each speaker, "global" with those of all training speakers, "none".
 
-    Utterances without an alignment are left out and counted, up to 5 % of a split. Raises BnrnnError for what does not
+    Utterances without an alignment are left out and named, up to 5 % of a split. Raises BnrnnError for what does not
     fit together.
     """
 
@@ -52,16 +52,22 @@ class KaldiFrames(FrameData):
         if normalize == "global":
             of_speakers = load_statistics(Path(data_dir, folder, "train"), num_features)
             self._whole = mean_and_scale(np.sum(list(of_speakers.values()), 0))
-        dropped: Counter[str] = Counter()
+        left_out: defaultdict[str, list[str]] = defaultdict(list)
         splits = {}
         for split in ("train", "valid", "test"):
             splits[split] = self._load(
-                Path(data_dir, folder, split), num_states, num_features, max_frames, normalize, dropped
+                Path(data_dir, folder, split), num_states, num_features, max_frames, normalize, left_out
             )
-        super().__init__(splits, num_states, num_features, f"Kaldi archives of {folder}", dropped)
+        super().__init__(splits, num_states, num_features, f"Kaldi archives of {folder}", left_out)
 
     def _load(
-        self, folder: Path, num_states: int, num_features: int, max_frames: int, normalize: str, dropped: Counter[str]
+        self,
+        folder: Path,
+        num_states: int,
+        num_features: int,
+        max_frames: int,
+        normalize: str,
+        left_out: dict[str, list[str]],
     ) -> list[Utterance]:
         scp, alignments = load_scp(folder / "feats.scp"), load_alignments(folder)
         speakers = load_table(folder / "utt2spk") if normalize == "speaker" else {}
@@ -86,7 +92,7 @@ class KaldiFrames(FrameData):
                     "these transition ids? `ali-to-pdf` makes states of them"
                 )
             if rows > max_frames:
-                dropped[f"of more than {max_frames:,} frames"] += 1
+                left_out[f"longer than {max_frames:,} frames"].append(name)
                 continue
             scale = self._whole
             if normalize == "speaker":
@@ -99,7 +105,8 @@ class KaldiFrames(FrameData):
                 f"{folder}: {unaligned[0]} and {len(unaligned) - 1} others of {len(scp):,} utterances have no "
                 f"alignment, more than {MAX_SKIPPED:.0%}"
             )
-        dropped["without an alignment"] += len(unaligned)
+        if unaligned:
+            left_out["without an alignment"] += unaligned
         return found
 
 
@@ -110,7 +117,10 @@ class Reader:
         self.where, self.scale = where, scale
 
     def __call__(self) -> Float[np.ndarray, "T F"]:
-        features = np.array(library().FloatMatrix.read(self.where).numpy())
+        try:
+            features = np.array(library().FloatMatrix.read(self.where).numpy())
+        except RuntimeError as error:
+            raise BnrnnError(f"{self.where} is damaged: {_first_line(error)}") from error
         return features if self.scale is None else ((features - self.scale[0]) * self.scale[1]).astype(np.float32)
 
 

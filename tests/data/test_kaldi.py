@@ -106,7 +106,7 @@ def test_compressed_archives_are_read_too(wsj):
 def test_long_utterances_are_left_out_and_counted(wsj):
     data = load(wsj, max_frames=40)
     assert [u.name for u in data.splits["train"]] == ["train0", "train1", "train3"]
-    assert data.description.endswith("7 states, without 2 of more than 40 frames")
+    assert data.description.endswith("7 states; left out, longer than 40 frames: 2 (train2, train4)")
 
 
 def test_a_few_utterances_without_an_alignment_are_left_out_and_counted(wsj, monkeypatch):
@@ -118,7 +118,9 @@ def test_a_few_utterances_without_an_alignment_are_left_out_and_counted(wsj, mon
     monkeypatch.setattr("bnrnn.data.kaldi.MAX_SKIPPED", 0.4)
     data = load(wsj)
     assert [u.name for u in data.splits["test"]] == ["test0", "test2"]
-    assert data.description.endswith("without 1 without an alignment")
+    assert data.description.endswith("left out, without an alignment: 1 (test1)")
+    monkeypatch.setattr("bnrnn.data.frames.SHOWN", 0)
+    assert load(wsj).description.endswith("alignment: 1 (...)")
 
 
 def changed(path: Path, old: str, new: str) -> None:
@@ -192,3 +194,11 @@ def test_features_that_are_not_finite_are_named(wsj):
             writer.write(key, values)
     with pytest.raises(BnrnnError, match=r"train2 has features that are not finite numbers"):
         list(load(wsj, normalize="none").batches("train", 2))
+
+
+def test_an_archive_that_ends_too_early_is_named(wsj):
+    path = wsj / "wsj/train/feats.ark"
+    path.write_bytes(path.read_bytes()[:-100])
+    data = load(wsj, normalize="none")
+    with pytest.raises(BnrnnError, match=r"feats.ark:\d+ is damaged: "):
+        list(data.batches("train", 2))
