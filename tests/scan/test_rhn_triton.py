@@ -23,13 +23,6 @@ def _fresh():
     triton_workspace._free.clear()
 
 
-@pytest.fixture(params=["fused", "apart"])
-def product(request, monkeypatch):
-    """Whether the recurrent product is part of the kernel."""
-    monkeypatch.setattr(triton_workspace, "FUSED_UP_TO", 2**17 if request.param == "fused" else 0)
-
-
-@pytest.mark.usefixtures("product")
 @pytest.mark.parametrize(
     "case",
     [
@@ -51,6 +44,14 @@ def product(request, monkeypatch):
     ids=str,
 )
 def test_it_agrees_with_the_reference(case):
+    assert_close_to_reference(rhn_triton_scan, problem(**case), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "case", [dict(T=3, H=21), dict(T=3, given=BARE, coupled=True), dict(T=3, given=PLACE_B, K=1, batch_sizes=[6, 4, 3])]
+)
+def test_it_agrees_where_products_are_not_part_of_the_kernel(case, monkeypatch):
+    monkeypatch.setattr(triton_workspace, "FUSED_UP_TO", 0)
     assert_close_to_reference(rhn_triton_scan, problem(**case), torch.float32)
 
 
