@@ -60,7 +60,6 @@ class CaptionData(DataDefaults):
 
     metric = "ppl"
     selects_by = "loss"
-    state_noise = 0.0
 
     def __init__(
         self,

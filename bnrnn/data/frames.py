@@ -38,7 +38,6 @@ class FrameData(DataDefaults):
 
     metric = "error"
     selects_by = "loss"
-    state_noise = 0.0
 
     def __init__(
         self,
