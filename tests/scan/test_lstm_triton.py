@@ -1,7 +1,6 @@
 """The Triton engine in Triton's interpreter: small shapes, on the CPU, against the reference in float64."""
 
 import gc
-import subprocess
 import sys
 
 import pytest
@@ -9,11 +8,11 @@ import torch
 
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
-from bnrnn.evidence import ROOT
 from bnrnn.scan import triton_workspace
 from bnrnn.scan.lstm import lstm_scan
 from tests.helpers import assert_near
 from tests.scan.cases import NAMES, OPTIONAL, assert_agrees, everything, problem
+from tests.scan.hopper import assert_compiles
 
 NONE = (False,) * 5
 
@@ -151,29 +150,15 @@ def test_without_triton_auto_goes_on_and_triton_is_an_error(monkeypatch, caplog)
 
 @pytest.mark.slow
 def test_the_kernels_compile_for_a_hopper_gpu(tmp_path):
-    """No GPU is needed to compile: what the interpreter lets pass and a compiler does not is found here."""
-    code = """
-import inspect
-import triton.language as tl
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+    cases = """
 from bnrnn.scan.lstm_triton_kernels import backward_step, forward_step
 
 COMMON = dict(R=2, B=64, H=100, J=16, TILE=64, K=32, BATCH=True, ALL_COUNT=True, FUSED=True, LOW=tl.float32,
               WIDEN=False, PRECISION="tf32")
-CASES = [(forward_step, dict(U_STEPS=True), ["running"]), (backward_step, dict(LAST=False), ["running"]),
-         (backward_step, dict(LAST=True, FUSED=False), ["gamma_ih", "dgamma_ih", "var_ih"]),
-         (forward_step, dict(U_STEPS=False, BATCH=False, ALL_COUNT=False, LOW=tl.bfloat16, B=300), ["gamma_hh"])]
-for kernel, constants, missing in CASES:
-    constants = COMMON | constants | dict.fromkeys(missing)
-    names = list(inspect.signature(kernel.fn).parameters)
-    types = {"t": "i32", "eps": "fp32", "running": "*i32"}
-    signature = {n: "constexpr" if n in constants else types.get(n, "*fp32") for n in names}
-    given = {(names.index(n),): v for n, v in constants.items()}
-    built = compile(ASTSource(kernel, signature, given), target=GPUTarget("cuda", 90, 32))
-    assert built.asm["cubin"]
+CASES = [(forward_step, COMMON | dict(U_STEPS=True), ["running"]),
+         (backward_step, COMMON | dict(LAST=False), ["running"]),
+         (backward_step, COMMON | dict(LAST=True, FUSED=False), ["gamma_ih", "dgamma_ih", "var_ih"]),
+         (forward_step, COMMON | dict(U_STEPS=False, BATCH=False, ALL_COUNT=False, LOW=tl.bfloat16, B=300),
+          ["gamma_hh"])]
 """
-    env = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert_compiles(cases, tmp_path)

@@ -1,16 +1,13 @@
 """The highway recurrence's Triton engine in Triton's interpreter: small shapes, on the CPU, against the reference."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from bnrnn import scan
-from bnrnn.evidence import ROOT
 from bnrnn.scan import triton_workspace
 from bnrnn.scan.rhn_triton import rhn_triton_scan
 from tests.helpers import assert_near
+from tests.scan.hopper import assert_compiles
 from tests.scan.test_rhn import OPTIONAL, assert_close_to_reference, call, everything, problem
 
 BARE = dict.fromkeys(OPTIONAL, False)
@@ -97,13 +94,7 @@ def test_bfloat16_products_keep_statistics_and_states_in_float32():
 
 @pytest.mark.slow
 def test_the_kernels_compile_for_a_hopper_gpu(tmp_path):
-    """No GPU is needed to compile: what the interpreter lets pass and a compiler does not is found here."""
-    code = """
-import inspect
-import triton.language as tl
-from triton import compile
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+    cases = """
 from bnrnn.scan.rhn_triton_kernels import backward_layer, enter_first, forward_layer, leave_first
 
 EDGE = dict(B=64, H=100, J=16, TILE=64, BATCH=True)
@@ -124,15 +115,5 @@ CASES = [
     (leave_first, EDGE | dict(ENTERED=True), []),
     (leave_first, EDGE | dict(ENTERED=False), [*S, "dgamma_s", "dbeta_s"]),
 ]
-for kernel, constants, missing in CASES:
-    names = list(inspect.signature(kernel.fn).parameters)
-    constants = constants | dict.fromkeys(name for name in missing if name in names)
-    types = {"t": "i32", "d": "i32", "eps": "fp32", "running": "*i32"}
-    signature = {n: "constexpr" if n in constants else types.get(n, "*fp32") for n in names}
-    given = {(names.index(n),): v for n, v in constants.items()}
-    built = compile(ASTSource(kernel, signature, given), target=GPUTarget("cuda", 90, 32))
-    assert built.asm["cubin"]
 """
-    env = {"PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert_compiles(cases, tmp_path)
