@@ -13,15 +13,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
-from bnrnn.scan import normalize_sequence
-from bnrnn.scan.norm import moments
+from bnrnn.scan import normalize_over_time, normalize_sequence
 
 
-def check_batch(x: Float[Tensor, "T B F"]) -> None:
+def check_batch(size: int) -> None:
     """Raise BnrnnError where a batch has no variance to normalize with."""
-    if x.shape[1] < 2:
+    if size < 2:
         raise BnrnnError(
-            f"batch statistics need at least 2 sequences, got a batch of {x.shape[1]}: use a larger batch, drop an "
+            f"batch statistics need at least 2 sequences, got a batch of {size}: use a larger batch, drop an "
             "incomplete last one, or switch to population statistics with model.eval()"
         )
 
@@ -108,16 +107,20 @@ class SequenceBatchNorm(nn.Module):
         places afterwards has no meaning.
         """
         if self.over_time:
-            return self._normalize_over_time(x, shift, batch_sizes)
-        population = self.population(t_start, len(x))
+            size = sum(batch_sizes) if batch_sizes else x.shape[0] * x.shape[1]
+            normalize, population = normalize_over_time, self.population(0, 1)
+        else:
+            size = x.shape[1]
+            normalize, population = normalize_sequence, self.population(t_start, len(x))
         if population is None:
-            check_batch(x)
-        beta = self.beta if shift is None else shift
-        y = normalize_sequence(x, self.gamma, beta, self.eps, population, batch_sizes)
-        if self.collecting:
-            sizes = batch_sizes or [x.shape[1]] * len(x)
-            means, variances = zip(*(moments(x_t[:n]) for x_t, n in zip(x, sizes, strict=True)), strict=True)
-            self.collect(t_start, torch.stack(means), torch.stack(variances), batch_sizes)
+            check_batch(size)
+        y, mean, var = normalize(
+            x, self.gamma, self.beta if shift is None else shift, self.eps, population, batch_sizes
+        )
+        if self.over_time:
+            self.collect(0, mean, var)
+        else:
+            self.collect(t_start, mean, var, batch_sizes)
         return y
 
     def before_scan(
@@ -128,26 +131,8 @@ class SequenceBatchNorm(nn.Module):
         What goes over all steps at once cannot wait for the scan: then x_proj is done, and the rest None.
         """
         if self.over_time:
-            return self(x_proj, t_start, bias, batch_sizes), None, None, None
+            return self(x_proj, t_start, bias, batch_sizes).to(x_proj.dtype), None, None, None
         return x_proj, self.gamma, bias, self.population(t_start, len(x_proj))
-
-    def _normalize_over_time(self, x: Tensor, shift: Tensor | None, batch_sizes: list[int] | None) -> Tensor:
-        if batch_sizes is not None and min(batch_sizes) < x.shape[1]:
-            runs = torch.arange(x.shape[1], device=x.device) < torch.tensor(batch_sizes, device=x.device)[:, None]
-            steps = x[runs]  # (N, F)
-        else:
-            runs, steps = None, x.flatten(0, 1)
-        population = self.population(0, 1)
-        if population is None:
-            check_batch(steps[None])
-        beta = self.beta if shift is None else shift
-        y = normalize_sequence(steps[None], self.gamma, beta, self.eps, population)[0].to(x.dtype)
-        if self.collecting:
-            mean, var = moments(steps)
-            self.collect(0, mean[None], var[None])
-        if runs is None:
-            return y.view_as(x)
-        return torch.zeros_like(x).masked_scatter(runs[..., None], y)
 
 
 class PopulationAverage:

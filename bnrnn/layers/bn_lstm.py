@@ -69,7 +69,7 @@ class BNLSTM(RecurrentLayer):
         x_proj = linear(x, self.weight_ih)  # (T, B, 4H)
         of_hh, of_c = (norm.population(t_start, len(x)) for norm in (self.bn_hh, self.bn_c))
         if of_hh is None or of_c is None:
-            check_batch(x_proj)
+            check_batch(x_proj.shape[1])
         x_proj, gamma_ih, bias, of_ih = self.bn_ih.before_scan(x_proj, self.bias, t_start, batch_sizes)
         y, state, used = lstm_scan(
             x_proj,

@@ -69,7 +69,7 @@ class BNRHN(RHN):
                 options[f"beta_{name}"] = norm.beta.view(shape)
             population = norm.population(t_start, len(x_proj))
             if population is None:
-                check_batch(x_proj)
+                check_batch(x_proj.shape[1])
             else:
                 of_step = (len(x_proj), *shape)
                 statistics |= {

@@ -35,7 +35,7 @@ class BNRNN(RecurrentLayer):
         population = self.bn.population(t_start, len(x))
         x_proj = linear(x, self.weight_ih)  # (T, B, H)
         if population is None:
-            check_batch(x_proj)
+            check_batch(x_proj.shape[1])
         y, h, seen = rnn_scan(
             x_proj,
             h,

@@ -47,7 +47,7 @@ class InputBNLSTM(RecurrentLayer):
         x_proj = linear(x, self.weight_ih)  # (T, B, 4H)
         x_proj, gamma, bias, of_ih = self.bn_ih.before_scan(x_proj, self.bias, t_start, batch_sizes)
         if of_ih is None and gamma is not None:
-            check_batch(x_proj)
+            check_batch(x_proj.shape[1])
         y, state, used = lstm_scan(
             x_proj,
             h,

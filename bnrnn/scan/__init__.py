@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
-from bnrnn.scan import lstm, lstm_cpu, norm, rhn
+from bnrnn.scan import lstm, lstm_cpu, norm, norm_cpu, rhn
 from bnrnn.scan.lstm import Statistics
 from bnrnn.scan.lstm_cpu import CpuEngine, library
 from bnrnn.scan.lstm_fused import AtenEngine, fused_scan
@@ -219,20 +219,30 @@ def _one_by_one(scan: Callable[..., Any], *args: Tensor, **kwargs: Any) -> Any:
     return torch.stack(ys), (h, c), Statistics(*stacked)
 
 
-def normalize_sequence(
+def normalize_sequence(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """bnrnn.scan.norm.normalize_sequence by the chosen engine; `fused` and `triton` have none of their own.
+
+    The output of bfloat16 or float16 is float32, as are the statistics.
+    """
+    return _normalize("normalize_sequence", x, *args)
+
+
+def normalize_over_time(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """bnrnn.scan.norm.normalize_over_time by the chosen engine, as `normalize_sequence`."""
+    return _normalize("normalize_over_time", x, *args)
+
+
+def _normalize(
+    name: str,
     x: Tensor,
     gamma: Tensor,
     beta: Tensor | None,
     eps: float,
     population: tuple[Tensor, Tensor] | None = None,
     batch_sizes: list[int] | None = None,
-) -> Tensor:
-    """bnrnn.scan.norm.normalize_sequence by the chosen engine; `fused` and `triton` have none of their own.
-
-    The output of bfloat16 or float16 is float32, as are the statistics.
-    """
+) -> tuple[Tensor, Tensor, Tensor]:
     if x.dtype in (torch.bfloat16, torch.float16):  # all of them: the kernels take parameters to have the dtype of x
         x, gamma, beta = map(_raised, (x, gamma, beta))
         population = population and (population[0].float(), population[1].float())
-    engine = lstm_cpu if backend(x.device, x.dtype) == "cpu" else norm
-    return engine.normalize_sequence(x, gamma, beta, eps, population, batch_sizes)
+    engine = norm_cpu if backend(x.device, x.dtype) == "cpu" else norm
+    return getattr(engine, name)(x, gamma, beta, eps, population, batch_sizes)

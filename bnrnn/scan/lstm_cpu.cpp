@@ -268,27 +268,4 @@ void bnrnn_product(int M, int N, int K, const float* A, int transposed, const fl
   }
 }
 
-// The same batch normalization at each of T steps: x, y (T, B, F); mean, var (T, F), written if `batch`, read if not. Only
-// the first running[t] rows count; null: all.
-void bnrnn_norm_forward(int T, int B, int F, int batch, float eps, const int32_t* running, const float* x,
-                        const float* gamma, const float* shift, float* mean, float* var, float* y) {
-  for (int64_t t = 0; t < T; ++t) {
-    const int64_t at = t * B * F;
-    const int n = running ? running[t] : B;
-    OVER_BLOCKS(0, F, normalize, n, B, F, batch, eps, x + at, gamma, shift, mean + t * F, var + t * F, y + at);
-  }
-}
-
-// dx (T, B, F) is written (dy may be its place), dgamma (F) and dshift (F) are added to.
-void bnrnn_norm_backward(int T, int B, int F, int batch, float eps, const int32_t* running, const float* x,
-                         const float* gamma, const float* mean, const float* var, const float* dy, float* dx,
-                         float* dgamma, float* dshift) {
-  for (int64_t t = 0; t < T; ++t) {
-    const int64_t at = t * B * F;
-    const int n = running ? running[t] : B;
-    OVER_BLOCKS(0, F, normalize_backward, n, B, F, batch, eps, x + at, gamma, mean + t * F, var + t * F, dy + at, dx + at,
-                dgamma, dshift);
-  }
-}
-
 }  // extern "C"

@@ -24,7 +24,7 @@ from bnrnn.scan.lstm import Statistics
 from bnrnn.scan.lstm_fused import PARAMETERS, Sequence
 
 FOLDER = Path(__file__).parent
-SOURCES = [FOLDER / "lstm_cpu.cpp", FOLDER / "rhn_cpu.cpp"]
+SOURCES = [FOLDER / "lstm_cpu.cpp", FOLDER / "rhn_cpu.cpp", FOLDER / "norm_cpu.cpp"]
 HEADERS = [FOLDER / "cpu_products.h", FOLDER / "cpu_blocks.h"]
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-fPIC"]
 
@@ -172,45 +172,3 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     torch's own reaches two thirds of its speed where sizes are no multiples of 16 (AMD EPYC, 650 units).
     """
     return _Linear.apply(x, weight)
-
-
-class _NormalizeSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float, population: tuple[Tensor, Tensor] | None,
-        batch_sizes: list[int] | None,
-    ) -> Tensor:  # fmt: skip
-        T, B, F = x.shape
-        x = x.contiguous()
-        mean, var = (v.contiguous() for v in population or (x.new_empty(T, F), x.new_empty(T, F)))
-        y = torch.empty_like(x)
-        library().bnrnn_norm_forward(
-            T, B, F, int(population is None), ctypes.c_float(eps), sizes_of(batch_sizes),
-            *(ctypes.c_void_p(address(v)) for v in (x, gamma, beta, mean, var, y)),
-        )  # fmt: skip
-        ctx.save_for_backward(x, gamma, mean, var)
-        ctx.batch, ctx.has_beta, ctx.eps, ctx.batch_sizes = population is None, beta is not None, eps, batch_sizes
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        x, gamma, mean, var = ctx.saved_tensors
-        dy, dx = grads[0].contiguous(), torch.empty_like(x)
-        dgamma, dbeta = torch.zeros_like(gamma), torch.zeros_like(gamma)
-        pointers = (ctypes.c_void_p(address(v)) for v in (x, gamma, mean, var, dy, dx, dgamma, dbeta))
-        sizes = sizes_of(ctx.batch_sizes)
-        library().bnrnn_norm_backward(*x.shape, int(ctx.batch), ctypes.c_float(ctx.eps), sizes, *pointers)
-        return dx, dgamma, dbeta if ctx.has_beta else None, None, None, None
-
-
-def normalize_sequence(
-    x: Tensor,
-    gamma: Tensor,
-    beta: Tensor | None,
-    eps: float,
-    population: tuple[Tensor, Tensor] | None = None,
-    batch_sizes: list[int] | None = None,
-) -> Tensor:
-    """bnrnn.scan.norm.normalize_sequence by the compiled kernel."""
-    return _NormalizeSequence.apply(x, gamma, beta, eps, population, batch_sizes)

@@ -51,13 +51,6 @@ def through_norm(
     return dx * (var + eps).rsqrt()
 
 
-def moments(x: Float[Tensor, "B F"]) -> tuple[Float[Tensor, " F"], Float[Tensor, " F"]]:
-    """Mean and biased variance over the batch, both detached."""
-    # var_mean over the leading axis takes ten times as long on a CPU.
-    _, mean, invstd = torch.native_batch_norm(x.detach(), None, None, None, None, True, 0.0, 0.0)
-    return mean, (invstd**-2).masked_fill(invstd == 0, 0.0)  # a CPU has 0 for 1 / sqrt(0), CUDA infinity
-
-
 def normalize_sequence(
     x: Float[Tensor, "T B F"],
     gamma: Float[Tensor, " F"],
@@ -65,7 +58,7 @@ def normalize_sequence(
     eps: float,
     population: tuple[Float[Tensor, "T F"], Float[Tensor, "T F"]] | None = None,
     batch_sizes: list[int] | None = None,
-) -> Float[Tensor, "T B F"]:
+) -> tuple[Float[Tensor, "T B F"], Float[Tensor, "T F"], Float[Tensor, "T F"]]:
     """`normalize` at every time step, with the means and variances of `population` or else of the batch.
 
     At step t only the first batch_sizes[t] sequences count and are normalized; the others' outputs are 0.
@@ -74,5 +67,27 @@ def normalize_sequence(
     sizes = batch_sizes or [x.shape[1]] * len(x)
     # One batch_norm a step: five times faster on a CPU than var_mean over a middle axis.
     steps = zip(x.unbind(0), sizes, means, variances, strict=True)
-    ys = [normalize(x_t[:n], gamma, beta, eps, mean, var)[0] for x_t, n, mean, var in steps]
-    return torch.stack([F.pad(y, (0, 0, 0, x.shape[1] - len(y))) if len(y) < x.shape[1] else y for y in ys])
+    done = [normalize(x_t[:n], gamma, beta, eps, mean, var) for x_t, n, mean, var in steps]
+    ys, means, variances = zip(*done, strict=True)
+    ys = [F.pad(y, (0, 0, 0, x.shape[1] - len(y))) if len(y) < x.shape[1] else y for y in ys]
+    return torch.stack(ys), torch.stack(means), torch.stack(variances)
+
+
+def normalize_over_time(
+    x: Float[Tensor, "T B F"],
+    gamma: Float[Tensor, " F"],
+    beta: Float[Tensor, " F"] | None,
+    eps: float,
+    population: tuple[Float[Tensor, "1 F"], Float[Tensor, "1 F"]] | None = None,
+    batch_sizes: list[int] | None = None,
+) -> tuple[Float[Tensor, "T B F"], Float[Tensor, "1 F"], Float[Tensor, "1 F"]]:
+    """As `normalize_sequence`, with one mean and one variance over batch and time: of all steps that count."""
+    T, B, num_features = x.shape
+    rows, counted = x.flatten(0, 1), None
+    if batch_sizes is not None and min(batch_sizes) < B:
+        counted = torch.cat([torch.arange(t * B, t * B + n) for t, n in enumerate(batch_sizes)]).to(x.device)
+        rows = rows[counted]
+    y, mean, var = normalize(rows, gamma, beta, eps, *(v[0] for v in population or ()))
+    if counted is not None:
+        y = y.new_zeros(T * B, num_features).index_copy(0, counted, y)
+    return y.view_as(x), mean[None], var[None]

@@ -1,0 +1,132 @@
+// Batch normalization of sequences in float32 on the CPU: step by step, or with one mean and variance over all steps.
+//
+// x, y (T, B, F); of step t the first running[t] rows count, null: all. Statistics are written if `batch`, read if not.
+
+#include "cpu_blocks.h"
+
+namespace {
+
+const int STRIPE = 256;  // columns whose sums stay in the first-level cache while the rows go by
+
+// K sums over rows of a stripe of columns: of the rows of a step first, which loses fewer digits than all in turn.
+template <int K, typename Row>
+void sum_rows(int T, int B, const int32_t* running, float (&total)[K][STRIPE], Row row) {
+  std::memset(total, 0, sizeof(total));
+  for (int64_t t = 0; t < T; ++t) {
+    float step[K][STRIPE] = {};
+    const int n = running ? running[t] : B;
+    for (int64_t b = 0; b < n; ++b) row(t * B + b, step);
+    for (int k = 0; k < K; ++k)
+      for (int j = 0; j < STRIPE; ++j) total[k][j] += step[k][j];
+  }
+}
+
+int64_t rows_that_count(int T, int B, const int32_t* running) {
+  int64_t count = 0;
+  for (int t = 0; t < T; ++t) count += running ? running[t] : B;
+  return count;
+}
+
+}  // namespace
+
+extern "C" {
+
+// mean, var (T, F).
+void bnrnn_norm_forward(int T, int B, int F, int batch, float eps, const int32_t* running, int, const float* x,
+                        const float* gamma, const float* shift, float* mean, float* var, float* y) {
+  for (int64_t t = 0; t < T; ++t) {
+    const int64_t at = t * B * F;
+    const int n = running ? running[t] : B;
+    OVER_BLOCKS(0, F, normalize, n, B, F, batch, eps, x + at, gamma, shift, mean + t * F, var + t * F, y + at);
+  }
+}
+
+// dx (T, B, F) is written (dy may be its place), dgamma (F) and dshift (F) are added to.
+void bnrnn_norm_backward(int T, int B, int F, int batch, float eps, const int32_t* running, int, const float* x,
+                         const float* gamma, const float* mean, const float* var, const float* dy, float* dx,
+                         float* dgamma, float* dshift) {
+  for (int64_t t = 0; t < T; ++t) {
+    const int64_t at = t * B * F;
+    const int n = running ? running[t] : B;
+    OVER_BLOCKS(0, F, normalize_backward, n, B, F, batch, eps, x + at, gamma, mean + t * F, var + t * F, dy + at, dx + at,
+                dgamma, dshift);
+  }
+}
+
+// mean, var (F).
+void bnrnn_norm_over_time_forward(int T, int B, int F, int batch, float eps, const int32_t* running, int threads,
+                                  const float* x, const float* gamma, const float* shift, float* mean, float* var,
+                                  float* y) {
+  const float inverse = 1.0f / (float)rows_that_count(T, B, running);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int from = 0; from < F; from += STRIPE) {
+    const int width = std::min(STRIPE, F - from);
+    float *const m = mean + from, *const v = var + from;
+    if (batch) {
+      float sum[1][STRIPE];
+      sum_rows(T, B, running, sum, [&](int64_t row, float(&s)[1][STRIPE]) {
+        const float* const x_row = x + row * F + from;
+        for (int j = 0; j < width; ++j) s[0][j] += x_row[j];
+      });
+      for (int j = 0; j < width; ++j) m[j] = sum[0][j] * inverse;
+      sum_rows(T, B, running, sum, [&](int64_t row, float(&s)[1][STRIPE]) {
+        const float* const x_row = x + row * F + from;
+        for (int j = 0; j < width; ++j) s[0][j] += (x_row[j] - m[j]) * (x_row[j] - m[j]);
+      });
+      for (int j = 0; j < width; ++j) v[j] = sum[0][j] * inverse;
+    }
+    float scale[STRIPE], add[STRIPE];
+    for (int j = 0; j < width; ++j) {
+      scale[j] = gamma[from + j] / __builtin_sqrtf(v[j] + eps);
+      add[j] = shift ? shift[from + j] : 0.0f;
+    }
+    for (int64_t t = 0; t < T; ++t)
+      for (int64_t b = 0; b < B; ++b) {
+        const int64_t at = (t * B + b) * F + from;
+        if (running && b >= running[t])
+          std::memset(y + at, 0, width * sizeof(float));
+        else
+          for (int j = 0; j < width; ++j) y[at + j] = (x[at + j] - m[j]) * scale[j] + add[j];
+      }
+  }
+}
+
+// As bnrnn_norm_backward.
+void bnrnn_norm_over_time_backward(int T, int B, int F, int batch, float eps, const int32_t* running, int threads,
+                                   const float* x, const float* gamma, const float* mean, const float* var,
+                                   const float* dy, float* dx, float* dgamma, float* dshift) {
+  const float inverse = batch ? 1.0f / (float)rows_that_count(T, B, running) : 0.0f;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int from = 0; from < F; from += STRIPE) {
+    const int width = std::min(STRIPE, F - from);
+    const float* const m = mean + from;
+    float rstd[STRIPE], sum[2][STRIPE];
+    for (int j = 0; j < width; ++j) rstd[j] = 1.0f / __builtin_sqrtf(var[from + j] + eps);
+    sum_rows(T, B, running, sum, [&](int64_t row, float(&s)[2][STRIPE]) {
+      const float *const x_row = x + row * F + from, *const dy_row = dy + row * F + from;
+      for (int j = 0; j < width; ++j) {
+        s[0][j] += dy_row[j];
+        s[1][j] += dy_row[j] * ((x_row[j] - m[j]) * rstd[j]);
+      }
+    });
+    float scale[STRIPE];
+    for (int j = 0; j < width; ++j) {
+      dshift[from + j] += sum[0][j];
+      dgamma[from + j] += sum[1][j];
+      sum[0][j] *= inverse;
+      sum[1][j] *= inverse;
+      scale[j] = rstd[j] * gamma[from + j];
+    }
+    for (int64_t t = 0; t < T; ++t)
+      for (int64_t b = 0; b < B; ++b) {
+        const int64_t at = (t * B + b) * F + from;
+        if (running && b >= running[t])
+          std::memset(dx + at, 0, width * sizeof(float));
+        else
+          for (int j = 0; j < width; ++j)
+            dx[at + j] = scale[j] * (dy[at + j] - sum[0][j] - ((x[at + j] - m[j]) * rstd[j]) * sum[1][j]);
+      }
+  }
+}
+
+}  // extern "C"

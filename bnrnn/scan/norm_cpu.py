@@ -1,0 +1,53 @@
+"""Batch normalization of sequences for float32 on the CPU, compiled: bnrnn.scan.norm's functions of the same names."""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bnrnn.scan.lstm_cpu import address, library, sizes_of
+
+
+def _run(name: str, ctx: Any, shape: torch.Size, *tensors: Tensor | None) -> None:
+    function = getattr(library(), f"bnrnn_{ctx.kind}_{name}")
+    pointers = (ctypes.c_void_p(address(v)) for v in tensors)
+    sizes = sizes_of(ctx.batch_sizes)
+    function(*shape, int(ctx.batch), ctypes.c_float(ctx.eps), sizes, torch.get_num_threads(), *pointers)
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, kind: str, x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float,
+        population: tuple[Tensor, Tensor] | None, batch_sizes: list[int] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        T, _, F = x.shape
+        x, num_statistics = x.contiguous(), 1 if kind == "norm_over_time" else T
+        empty = (x.new_empty(num_statistics, F) for _ in range(2))
+        mean, var = (v.contiguous() for v in population or empty)
+        ctx.kind, ctx.batch, ctx.eps, ctx.batch_sizes = kind, population is None, eps, batch_sizes
+        ctx.has_beta = beta is not None
+        y = torch.empty_like(x)
+        _run("forward", ctx, x.shape, x, gamma, beta, mean, var, y)
+        ctx.save_for_backward(x, gamma, mean, var)
+        ctx.mark_non_differentiable(mean, var)
+        return y, mean, var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        x, gamma, mean, var = ctx.saved_tensors
+        dy, dx = grads[0].contiguous(), torch.empty_like(x)
+        dgamma, dbeta = torch.zeros_like(gamma), torch.zeros_like(gamma)
+        _run("backward", ctx, x.shape, x, gamma, mean, var, dy, dx, dgamma, dbeta)
+        return None, dx, dgamma, dbeta if ctx.has_beta else None, None, None, None
+
+
+def normalize_sequence(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _Normalize.apply("norm", x, *args)
+
+
+def normalize_over_time(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _Normalize.apply("norm_over_time", x, *args)
