@@ -110,9 +110,14 @@ class Run:
         return self.result.metrics.get(f"{metric}_population_statistics", self.result.metrics[metric])
 
     def reached(self, metric: str, level: float) -> tuple[float, float] | None:
-        """Update and seconds of the first evaluation with at least this much."""
-        update = next((u for u, value in self.series(metric).items() if value >= level), None)
+        """Update and seconds of the first evaluation at this level or better: more of an accuracy, less of all else."""
+        sign = 1 if metric.endswith("accuracy") else -1
+        update = next((u for u, value in self.series(metric).items() if sign * value >= sign * level), None)
         return None if update is None else (float(update), self.series("seconds")[update])
+
+    def steady(self, metric: str, share: float) -> tuple[float, float] | None:
+        """Update and seconds of the first evaluation of a loss within this share of the lowest that the run had."""
+        return self.reached(metric, (1 + share) * min(self.series(metric).values()))
 
 
 def load_claim(key: str) -> dict[str, Any]:
@@ -159,14 +164,24 @@ def sweep(key: str) -> dict[str, list[str]]:
     return {str(k): [v.strip() for v in str(values).split(",")] for k, values in params.items()}
 
 
+def run_files(key: str, results_dir: Path) -> list[Path]:
+    """The results of an experiment's finished runs."""
+    return sorted((results_dir / key).glob(f"*/*/{FILE}"))
+
+
 def load_runs(key: str, results_dir: Path) -> list[Run]:
     """The finished runs of an experiment, in the order of its grid."""
-    runs = []
-    for path in sorted((results_dir / key).glob(f"*/*/{FILE}")):
+    runs, recipes = [], {}
+    for path in run_files(key, results_dir):
         result = Result.read(path)
         overrides = result.overrides
         budget = path.parent.parent.name
-        recipe = compose_config(f"experiment={key}", f"budget={budget}", *(f"{k}={v}" for k, v in overrides.items()))
+        choices = (f"budget={budget}", *(f"{k}={v}" for k, v in overrides.items() if k != "seed"))
+        if choices not in recipes:  # composing takes a good part of a second
+            recipes[choices] = compose_config(f"experiment={key}", *choices)
+        recipe = recipes[choices]
+        if "seed" in overrides:
+            OmegaConf.update(recipe, "seed", int(overrides["seed"]))
         stale = config_hash(config_record(apply_trial(recipe))) != result.config_hash
         runs.append(Run(path.parent, overrides, budget, result, read_jsonl(path.parent / "metrics.jsonl"), stale))
     grid = sweep(key)

@@ -1,6 +1,7 @@
 """From results to markdown: published against ours, short runs against the paper's curve, and summaries of sweeps."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -23,10 +24,10 @@ COLUMNS = [  # of a summary: title, and metric with {m} for what people read of 
 ]
 SCORES = {"bleu1": "BLEU-1", "bleu2": "BLEU-2", "bleu3": "BLEU-3", "bleu4": "BLEU-4", "rouge_l": "ROUGE-L",
           "cider": "CIDEr", "meteor": "METEOR"}  # fmt: skip
-REACH = """The first evaluation with at least this accuracy: mean ± standard deviation of the runs that had one, n of
+REACH = """The first evaluation at this level or better: mean ± standard deviation of the runs that had one, n of
 how many. There is an evaluation every {every} updates; updates and seconds are rounded up to the next one. Seconds are
 wall-clock time in training updates, evaluation excluded, on machines that had other work at the same time: compare them
-within a line only, and roughly. An accuracy that no run of an engine has reached has no line.
+within a line only, and roughly. A level that no run of an engine has reached has no line.
 """
 
 
@@ -52,7 +53,7 @@ def render(key: str, results_dir: Path) -> str:
     parts += [f"## {title}\n\n{table}" for title, table in sections(key, claim, runs).items()]
     for curve in claim["curves"]:
         if "reach" in curve:
-            parts.append(f"## {curve['title']}: time to accuracy\n\n{render_reach(key, claim, curve, runs)}")
+            parts.append(f"## {curve['title']}: time to each level\n\n{render_reach(key, claim, curve, runs)}")
     figures = [*claim["curves"], *([claim["search"]] if "search" in claim else [])]
     parts += [f"![{figure['title']}]({figure['figure']}.png)\n" for figure in figures]
     if any("test/bleu4" in run.result.metrics for run in runs):
@@ -152,23 +153,27 @@ def render_curve(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: l
 
 
 def render_reach(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
-    """Updates and seconds to each accuracy, models side by side, a line an engine, since engines differ in speed."""
-    models, runs = list(curve["points"]), [run for run in runs if not run.stale]
+    """Updates and seconds to each level, models side by side, a line an engine, since engines differ in speed."""
+    metric, models, runs = curve["metric"], sweep(key)[claim["rows"]], [run for run in runs if not run.stale]
     rows = []
     for col, levels in curve["reach"].items():
+        wanted = {f"{level}": partial(Run.reached, metric=metric, level=level) for level in levels}
+        if "steady" in curve:
+            wanted[f"its own best + {curve['steady']:.0%}"] = partial(Run.steady, metric=metric, share=curve["steady"])
         for engine in sorted({run.engine for run in runs}):
             kept = longest(run for run in runs if run.engine == engine)
             cells = [[run for run in kept if _at(key, run, claim, model, col)] for model in models]
-            for level in levels:
-                times = [[time for run in cell if (time := run.reached(curve["metric"], level))] for cell in cells]
+            for name, first in wanted.items():
+                times = [[time for run in cell if (time := first(run))] for cell in cells]
                 if any(times):
                     updates = [_spread_reached([u for u, _ in t], cell) for t, cell in zip(times, cells, strict=True)]
                     seconds = [_spread_reached([s for _, s in t], cell) for t, cell in zip(times, cells, strict=True)]
-                    rows.append([f"`{col}`", engine, f"{level}", *updates, *seconds])
+                    rows.append([f"`{col}`", engine, name, *updates, *seconds])
     if not rows:
-        return "No run has reached one of these accuracies.\n"
-    every = " or ".join(f"{n:,}" for n in sorted({run.result.config["budget"]["eval_every"] for run in runs}))
-    header = [claim["cols"], "engine", "accuracy"]
+        return "No run has reached one of these levels.\n"
+    lengths = {run.result.config["budget"]["eval_every"] or next(iter(run.series(metric))) for run in runs}
+    every = " or ".join(f"{n:,}" for n in sorted(lengths))
+    header = [claim["cols"], "engine", metric]
     header += [f"`{model}`, {what}" for what in (f"updates in steps of {every}", "seconds") for model in models]
     return f"{REACH.format(every=every)}\n{markdown(header, rows)}"
 

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from bnrnn import plots
 from bnrnn.bench_page import render_file
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.evidence import ROOT, claim_keys, load_analysis, load_claim, load_runs
+from bnrnn.evidence import ROOT, claim_keys, load_analysis, load_claim, load_runs, run_files
 from bnrnn.tables import render, render_short, render_summary
 
 RESULTS = ROOT / "results"
@@ -26,7 +26,7 @@ def measured_keys() -> list[str]:
     """The claims that have results."""
 
     def is_measured(key: str) -> bool:
-        return (RESULTS / f"{key}.json").exists() if "analysis" in load_claim(key) else bool(load_runs(key, RESULTS))
+        return (RESULTS / f"{key}.json").exists() if "analysis" in load_claim(key) else bool(run_files(key, RESULTS))
 
     return [key for key in claim_keys() if is_measured(key)]
 
