@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -78,6 +79,8 @@ def sections(key: str, claim: dict[str, Any], runs: list[Run]) -> dict[str, str]
         if "points" in curve:
             title = curve["title"] + ": the paper's curve and ours at equal updates"
             tables[title] = render_curve(key, claim, curve, runs)
+    if "measured" in claim:
+        tables[f"{claim['title']}: ours, with no paper's number to compare"] = render_measured(key, claim, runs)
     if "search" in claim:
         tables[f"{claim['title']}: the best settings, the paper's and ours"] = render_search(claim, runs)
     return tables
@@ -112,6 +115,21 @@ def render_published(key: str, claim: dict[str, Any], part: dict[str, Any], runs
                 verdict = _verdict(cell, part, published[col], planned)
                 rows.append([f"`{row}`", f"`{col}`", f"{published[col]}", *verdict])
     return markdown([claim["rows"], claim["cols"], "published", "ours", "difference", "verdict"], rows)
+
+
+def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
+    """What the longest runs of every cell measured, where the paper has no number for it."""
+    rows, parts, planned = [], claim["measured"], len(sweep(key)["seed"])
+    kept = longest(run for run in runs if not run.stale)
+    for row, col in product(sweep(key)[claim["rows"]], sweep(key)[claim["cols"]]):
+        if cell := [run for run in kept if _at(key, run, claim, row, col)]:
+            finished = [run for run in cell if run.result.status == "finished"]
+            shown = [spread([run.measured(p["metric"]) for run in finished], p["digits"], planned) for p in parts]
+            updates = f"{max(run.result.updates for run in cell):,}"
+            rows.append([f"`{row}`", f"`{col}`", updates, *(shown if finished else ["diverged"] * len(parts))])
+    if not rows:
+        return "No run has finished yet.\n"
+    return markdown([claim["rows"], claim["cols"], "updates", *(part["what"] for part in parts)], rows)
 
 
 def _at(key: str, run: Run, claim: dict[str, Any], row: str, col: str) -> bool:

@@ -163,6 +163,16 @@ def test_seconds_of_engines_hardware_and_threads_are_not_averaged(tmp_path):
     }
 
 
+def test_what_no_paper_has_is_shown_without_a_verdict(tmp_path):
+    put(tmp_path, result("cpu", 0.25, model="lstm", data="smnist", seed="0"))
+    put(tmp_path, result("paper", 0.75, model="lstm", data="smnist", seed="1"))
+    put(tmp_path, result("cpu", status="diverged", model="bn_lstm", data="smnist", seed="0"))
+    claim = load_claim(KEY) | {"measured": [{"what": "accuracy", "metric": "test/accuracy", "digits": 2}]}
+    text = tables.render_measured(KEY, claim, load_runs(KEY, tmp_path))
+    assert row(text, "`lstm`", "`smnist`").endswith("| 0.50 ± 0.35 (n=2 of 3) |")
+    assert row(text, "`bn_lstm`", "`smnist`").endswith("| diverged |")
+
+
 def test_a_loss_is_reached_from_above_and_steady_near_its_own_lowest():
     records = [
         {"update": u, "seconds": u / 10, "valid/loss": v} for u, v in ((5, 4.0), (10, 3.04), (15, 3.0), (20, 3.5))
