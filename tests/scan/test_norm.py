@@ -55,3 +55,15 @@ def test_a_sum_over_many_steps_keeps_its_digits():
     mean, var = scan.normalize_over_time(x, torch.ones(5), None, 0.0)[1:]
     assert_near("mean", x.double().mean((0, 1)), mean[0], 1e-6)
     assert_near("var", x.double().var((0, 1), correction=0), var[0], 1e-5)
+
+
+@needs_compiler
+def test_several_threads_give_the_same():
+    x, gamma, weight = torch.randn(7, 5, 600), torch.randn(600), torch.randn(7, 5, 600)
+    results = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        leaves = [v.clone().requires_grad_() for v in (x, gamma)]
+        y, mean, var = scan.normalize_over_time(*leaves, None, 1e-5, None, [5, 5, 5, 4, 3, 3, 3])
+        results.append([y, mean, var, *torch.autograd.grad((y * weight).sum(), leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
