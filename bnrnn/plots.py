@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bnrnn.evidence import Run, load_claim, load_runs, longest, sweep
 
+EXPLODED = 100.0  # nats
 COLORS = ["#4c6a92", "#d1603d", "#5b8c5a", "#8d6a9f", "#c9a227"]
 LABELS = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "input_bn_lstm": "input-BN LSTM",
           "input_bn_lstm_sequence": "input-BN LSTM, sequence-wise", "wsj": "Wall Street Journal",
@@ -90,6 +91,10 @@ def draw_panel(
         ax.set_xlim(0, 1.03 * last)
     ax.set_xlabel(AXES[unit])
     ax.set_ylabel(label(metric))
+    if (
+        metric.endswith("loss") and ax.get_ylim()[1] > EXPLODED
+    ):  # such a line leaves the picture: others have their room
+        ax.set_ylim(0, 1.5 * min(line.get_ydata()[0] for line in ax.get_lines() if len(line.get_ydata())))
     ax.grid(alpha=0.25)
     ax.legend(frameon=False, fontsize=8)
 

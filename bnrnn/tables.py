@@ -37,8 +37,13 @@ def spread(values: list[float], digits: int, planned: int | None = None) -> str:
     if not values:
         return NONE
     n = f"n={len(values)}" + (f" of {planned}" if planned and len(values) < planned else "")
-    deviation = f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):,.{digits}f}{deviation} ({n})"
+    deviation = f" ± {number(stdev(values), digits)}" if len(values) > 1 else ""
+    return f"{number(mean(values), digits)}{deviation} ({n})"
+
+
+def number(value: float, digits: int) -> str:
+    """With thousands separated; of what has exploded the order alone."""
+    return f"{value:,.{digits}f}" if abs(value) < 1e9 else f"{value:.0e}"
 
 
 def markdown(header: list[str], rows: Iterable[list[str]]) -> str:

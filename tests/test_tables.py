@@ -236,6 +236,26 @@ def test_the_figure_has_a_second_row_against_time(tmp_path, monkeypatch):
     assert mean.get_ydata() == pytest.approx([0.2, 0.4])
 
 
+def test_a_loss_that_explodes_leaves_the_picture_to_the_others_and_the_table_gets_its_order():
+    losses = {"lstm": [4.0, 3.0, 2.0], "bn_lstm": [5.0, 3e17, 2e17]}
+    runs = [
+        Run(
+            ROOT,
+            {"model": model},
+            "paper",
+            result(),
+            [{"update": u, "valid/loss": v} for u, v in enumerate(values)],
+            False,
+        )
+        for model, values in losses.items()
+    ]
+    figure, ax = plots.plt.subplots()
+    plots.draw_panel(ax, runs, list(losses), lambda run, row: run.overrides["model"] == row, "valid/loss", {})
+    plots.plt.close(figure)
+    assert ax.get_ylim() == (0, 6.0)
+    assert tables.spread([3e17], 1) == "3e+17 (n=1)" and tables.spread([123456.0], 1) == "123,456.0 (n=1)"
+
+
 def test_the_grid_is_the_experiments():
     assert sweep(KEY)["seed"] == ["0", "1", "2"]
     assert list(sweep("cooijmans2016/fig6_pmnist")) == ["model", "data", "model.layer.gamma_init", "seed"]
