@@ -87,11 +87,13 @@ class Run:
         evaluations, as a paper's curve per epoch is; `train/ppl` and `train/bpc` are those of the average loss."""
         split, name = metric.split("/") if "/" in metric else ("", metric)
         if split != "train":
-            return {int(r["update"]): r[metric] for r in self.records if metric in r}
+            return {int(r["update"]): r[metric] for r in self.records if r.get(metric) is not None}
         recorded = "train/loss" if name in ("ppl", "bpc") else metric
         series, total, seen, counted = {}, 0.0, 0, 0
         for record in self.records:
             update = int(record["update"])
+            if recorded in record and record[recorded] is None:
+                break  # not a number: the run has diverged
             if recorded in record:
                 total, seen = total + record[recorded] * (update - seen), update
             elif seen > counted:

@@ -120,6 +120,8 @@ def test_training_metrics_are_averaged_between_evaluations():
     records += [{"update": 30, "train/loss": 30.0}, {"update": 30, "valid/loss": 2.0}]
     run = Run(ROOT, {"seed": "0"}, "paper", result(), records, stale=False)
     assert run.series("train/loss") == {20: 15.0, 30: 30.0}
+    diverged = dataclasses.replace(run, records=[*records[:3], {"update": 30, "train/loss": None, "valid/loss": None}])
+    assert diverged.series("train/loss") == {20: 15.0} and diverged.series("valid/loss") == {20: 1.0}
     assert run.series("valid/loss") == {20: 1.0, 30: 2.0}
 
 
