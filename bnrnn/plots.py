@@ -114,7 +114,8 @@ def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -
         mine = [run for run in runs if run.overrides[claim["cols"]] == col]
         points = {row: of_row[col] for row, of_row in curve.get("points", {}).items() if col in of_row}
         draw_panel(column[0], longest(mine), rows, at, curve["metric"], points)
-        column[0].set_title(label(col), fontsize=10)
+        named = label(col) if label(col) != col else f"{claim['cols']} {col}"
+        column[0].set_title(named, fontsize=10)
         for ax in column[1:]:
             engine, timed = commonest_engine(mine, claim["rows"])
             draw_panel(ax, timed, rows, at, curve["metric"], {}, time_unit(timed))
