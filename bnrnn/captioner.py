@@ -27,9 +27,11 @@ class Captioner(nn.Module):
         image: "state" makes the layer's first state a linear function of the features; "step" shows such a function,
             of the size of a word's vector, before the first word.
         dropout: probability of a zero in the words' vectors and in what the readout sees.
+        padding: what statistics make of a caption that has ended. "masked": nothing; "counted": it goes on with the
+            words that pad it, and counts.
         init: initialises the model in place (see bnrnn.init); None keeps the modules' own initialisation.
 
-    Raises BnrnnError for another `image`.
+    Raises BnrnnError for another `image` or `padding`.
     """
 
     def __init__(
@@ -43,12 +45,15 @@ class Captioner(nn.Module):
         feature_size: int,
         image: str = "state",
         dropout: float = 0.0,
+        padding: str = "masked",
         init: Callable[["Captioner"], None] | None = None,
     ) -> None:
         super().__init__()
         if image not in ("state", "step"):
             raise BnrnnError(f"model.image={image} is unknown: use state or step")
-        self.image, self.dropout, self.first = image, dropout, int(image == "step")
+        if padding not in ("masked", "counted"):
+            raise BnrnnError(f"model.padding={padding} is unknown: use masked or counted")
+        self.image, self.dropout, self.padding, self.first = image, dropout, padding, int(image == "step")
         self.embedding = nn.Embedding(input_size, embedding_size)
         self.layer = Stack(layer, embedding_size, hidden_size, t_max=t_max + self.first)
         self.layer.checks_finite = False
@@ -68,7 +73,7 @@ class Captioner(nn.Module):
             begin = None
         else:
             begin = self._begin(inputs.features)
-        lengths = [n + self.first for n in inputs.lengths]
+        lengths = None if self.padding == "counted" else [n + self.first for n in inputs.lengths]
         y, _ = self.layer(F.dropout(x, self.dropout, self.training), begin, lengths=lengths)
         return self.head(F.dropout(y[self.first :], self.dropout, self.training)), ()
 

@@ -70,6 +70,22 @@ def test_padding_changes_nothing(name):
         assert_near(f"caption {b}", one[:n, b], other[:n, b])
 
 
+def test_padding_that_counts_is_part_of_the_statistics_and_of_nothing_else():
+    data = ToyCaptions()
+    model = captioner("bn_rhn", data, padding="counted").double()
+    inputs = in_double(next(data.batches("train", 8)).inputs)
+    whole = inputs._replace(lengths=[len(inputs.words)] * 8)
+    masked = captioner("bn_rhn", data).double()
+    masked.load_state_dict(model.state_dict())
+    assert_near("statistics of all", masked(whole)[0], model(inputs)[0])
+    assert (masked(inputs)[0] - model(inputs)[0]).norm() > 0.1
+    estimate_population_statistics(model, [inputs])
+    masked.load_state_dict(model.state_dict())
+    one, other = model.eval()(inputs)[0], masked.eval()(inputs)[0]
+    for b, n in enumerate(inputs.lengths):
+        assert_near(f"caption {b}", other[:n, b], one[:n, b])
+
+
 def by_hand(model: Captioner, features: torch.Tensor, max_words: int) -> list[Decoded]:
     """Greedy captions, one image after the other."""
     found = []
@@ -173,6 +189,8 @@ def test_captions_begin_as_the_papers_recipes_say():
 def test_an_unknown_switch_is_an_error():
     with pytest.raises(BnrnnError, match=r"model.image=word is unknown: use state or step"):
         captioner("lstm", ToyCaptions(), image="word")
+    with pytest.raises(BnrnnError, match=r"model.padding=skip is unknown: use masked or counted"):
+        captioner("lstm", ToyCaptions(), padding="skip")
 
 
 CANDIDATES = ["a red dog runs", "the cat's hat isn't here.", "a man riding a wave on top of a surfboard"]
