@@ -221,9 +221,10 @@ def test_outputs_pass_the_state_on_only_where_batches_say_so():
 
 
 def test_a_trial_draws_the_same_every_time_and_within_its_ranges():
-    drawn = [
-        apply_trial(compose_config("experiment=laurent2015/table3_search", f"search.trial={k}")) for k in range(52)
-    ]
+    recipe, drawn = compose_config("experiment=laurent2015/table3_search"), []
+    for trial in range(52):
+        recipe.search.trial = trial
+        drawn.append(apply_trial(recipe))
     again = apply_trial(compose_config("experiment=laurent2015/table3_search", "search.trial=7", "model=rnn"))
     assert (again.optim.lr, again.batch_size) == (drawn[7].optim.lr, drawn[7].batch_size)
     rates = [cfg.optim.lr for cfg in drawn]
