@@ -9,6 +9,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
@@ -95,7 +96,8 @@ def draw_panel(
     if (
         metric.endswith("loss") and ax.get_ylim()[1] > EXPLODED
     ):  # such a line leaves the picture: others have their room
-        ax.set_ylim(0, 1.5 * min(line.get_ydata()[0] for line in ax.get_lines() if len(line.get_ydata())))
+        drawn = [np.asarray(line.get_ydata()) for line in ax.get_lines()]
+        ax.set_ylim(0, 1.5 * min(float(y[0]) for y in drawn if len(y)))
     ax.grid(alpha=0.25)
     ax.legend(frameon=False, fontsize=8)
 
