@@ -119,7 +119,8 @@ class Run:
 
     def steady(self, metric: str, share: float) -> tuple[float, float] | None:
         """Update and seconds of the first evaluation of a loss within this share of the lowest that the run had."""
-        return self.reached(metric, (1 + share) * min(self.series(metric).values()))
+        values = self.series(metric).values()  # none of a run that diverged before its first evaluation
+        return self.reached(metric, (1 + share) * min(values)) if values else None
 
 
 def load_claim(key: str) -> dict[str, Any]:

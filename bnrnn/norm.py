@@ -114,9 +114,8 @@ class SequenceBatchNorm(nn.Module):
             normalize, population = normalize_sequence, self.population(t_start, len(x))
         if population is None:
             check_batch(size)
-        y, mean, var = normalize(
-            x, self.gamma, self.beta if shift is None else shift, self.eps, population, batch_sizes
-        )
+        beta = self.beta if shift is None else shift
+        y, mean, var = normalize(x, self.gamma, beta, self.eps, population, batch_sizes)
         if self.over_time:
             self.collect(0, mean, var)
         else:

@@ -93,9 +93,8 @@ def draw_panel(
         ax.set_xlim(0, 1.03 * last)
     ax.set_xlabel(AXES[unit])
     ax.set_ylabel(label(metric))
-    if (
-        metric.endswith("loss") and ax.get_ylim()[1] > EXPLODED
-    ):  # such a line leaves the picture: others have their room
+    if metric.endswith("loss") and ax.get_ylim()[1] > EXPLODED:
+        # Such a line leaves the picture, so that the others have their room.
         drawn = [np.asarray(line.get_ydata()) for line in ax.get_lines()]
         ax.set_ylim(0, 1.5 * min(float(y[0]) for y in drawn if len(y)))
     ax.grid(alpha=0.25)

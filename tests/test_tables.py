@@ -181,6 +181,7 @@ def test_a_loss_is_reached_from_above_and_steady_near_its_own_lowest():
     ]
     run = Run(ROOT, {"seed": "0"}, "paper", result(), records, stale=False)
     assert run.reached("valid/loss", 3.2) == (10, 1.0) and run.reached("valid/loss", 2.9) is None
+    assert dataclasses.replace(run, records=[]).steady("valid/loss", 0.01) is None, "diverged before any evaluation"
     assert run.steady("valid/loss", 0.02) == (10, 1.0) and run.steady("valid/loss", 0.01) == (15, 1.5)
 
 
