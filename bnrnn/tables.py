@@ -194,8 +194,8 @@ def render_reach(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: l
                     rows.append([f"`{col}`", engine, name, *updates, *seconds])
     if not rows:
         return "No run has reached one of these levels.\n"
-    lengths = {run.result.config["budget"]["eval_every"] or next(iter(run.series(metric)), None) for run in runs}
-    every = " or ".join(f"{n:,}" for n in sorted(lengths - {None}))
+    lengths = [run.result.config["budget"]["eval_every"] or next(iter(run.series(metric)), 0) for run in runs]
+    every = " or ".join(f"{n:,}" for n in sorted(set(lengths)) if n)
     header = [claim["cols"], "engine", metric]
     header += [f"`{model}`, {what}" for what in (f"updates in steps of {every}", "seconds") for model in models]
     return f"{REACH.format(every=every)}\n{markdown(header, rows)}"
