@@ -23,6 +23,7 @@ from bnrnn.results import FILE, Result, config_hash, config_record
 from bnrnn.search import apply_trial
 
 ROOT = Path(__file__).parent.parent
+NOT_TABLES = ("paper", "claims")  # sections of a claims.yaml that are no table or figure
 
 
 @dataclass(frozen=True)
@@ -131,14 +132,16 @@ def load_claim(key: str) -> dict[str, Any]:
         return {}
     claims = yaml.safe_load(path.read_text())
     if name not in claims:
-        raise BnrnnError(f"{path} has no entry {name!r}: it has {', '.join(k for k in claims if k != 'paper')}")
+        raise BnrnnError(f"{path} has no entry {name!r}: it has {', '.join(k for k in claims if k not in NOT_TABLES)}")
     return claims[name]
 
 
 def claim_keys() -> list[str]:
     """Every `<paper>/<table>` that is claimed."""
     files = sorted((ROOT / "experiments").glob("*/claims.yaml"))
-    return [f"{f.parent.name}/{name}" for f in files for name in yaml.safe_load(f.read_text()) if name != "paper"]
+    return [
+        f"{f.parent.name}/{name}" for f in files for name in yaml.safe_load(f.read_text()) if name not in NOT_TABLES
+    ]
 
 
 def load_analysis(key: str) -> ModuleType | None:

@@ -18,7 +18,7 @@ from bnrnn.checkpoint import random_state, set_random_state
 from bnrnn.data.base import Batch, SequenceData
 from bnrnn.log import RunLog
 from bnrnn.metrics import Scores, cross_entropy, error, scored_steps
-from bnrnn.norm import batch_statistics, collecting_statistics, estimated_together
+from bnrnn.norm import batch_statistics, collecting_statistics, estimated_together, has_batch_norm
 from bnrnn.optim import learning_rate
 
 
@@ -28,6 +28,11 @@ def outputs(model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Tensor
     for batch in batches:
         logits, state = model(batch.inputs, state if batch.carried else None, batch.t_start)
         yield logits, batch.targets
+
+
+def has_diverged(loss: float, num_classes: int) -> bool:
+    """Whether a cross-entropy (nats) is not finite, or more than 100 times that of guessing among the classes."""
+    return not math.isfinite(loss) or loss > 100 * math.log(num_classes)
 
 
 class Interrupted(SystemExit):
@@ -71,9 +76,11 @@ class TrainState:
     num_records: int = 0  # in metrics.jsonl
     seconds: float = 0.0  # spent in updates
     window: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))  # sums since the last record
+    largest_norm: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))  # since the last record
     loss: float = math.nan  # in the last record
     carried: tuple[Tensor, ...] = ()  # where the sequences of the last update ended
     best: dict[str, Any] | None = None  # update, metrics and weights of the best evaluation
+    best_population: dict[str, Any] | None = None  # the same, chosen by validation with population statistics
     diverged: bool = False
 
 
@@ -117,6 +124,7 @@ class Trainer:
         """
         cfg, state, last_saved = self.cfg, self.state, time.monotonic()
         state.window = state.window.to(self.device)  # stays there: reading it at every update would stall a GPU
+        state.largest_norm = state.largest_norm.to(self.device)
         state.carried = tuple(s.to(self.device) for s in state.carried)
         batches = self.training_batches()
         self.model.train()
@@ -127,7 +135,9 @@ class Trainer:
                     if state.update == cfg.budget.updates:
                         break
                     started = time.monotonic()
-                    state.window += self.update(next(batches))
+                    sums = self.update(next(batches))
+                    state.window += sums
+                    state.largest_norm = state.largest_norm.maximum(sums[2])
                     state.update += 1
                     due = state.update % cfg.log_every == 0 or state.update == cfg.budget.updates
                     if due and self.device.type == "cuda":
@@ -181,27 +191,52 @@ class Trainer:
         loss, wrong, norm, count = state.window.tolist()
         state.window.zero_()
         state.loss = loss / count
-        state.diverged = not math.isfinite(loss)
+        state.diverged = has_diverged(state.loss, self.data.output_size)
         errors = {"train/error": wrong / count} if self.data.metric == "error" else {}
-        self._record({"train/loss": state.loss, **errors, "train/grad_norm": norm / count})
+        norms = {"train/grad_norm": norm / count, "train/grad_norm_max": state.largest_norm.item()}
+        state.largest_norm.zero_()
+        self._record({"train/loss": state.loss, **errors, **norms})
 
     def _record(self, values: dict[str, float]) -> None:
         self.log.record(self.state.update, {"seconds": round(self.state.seconds, 3), **values})
         self.state.num_records += 1
 
     def _evaluate_if_due(self) -> None:
-        """Validate with batch statistics, as the authors' model selection did (D7), and keep the best model."""
+        """Validate with batch statistics, as the authors' model selection did (D7), and keep the best model.
+
+        Where the recipe asks for it (`population_every`), also validate with population statistics, and keep the model
+        that is best by these.
+        """
         state = self.state
         if not self._evaluation_is_due() or state.evaluated == state.update:
             return
         with batch_statistics(self.model):
             metrics = self.evaluate("valid")
-        self._record(metrics)
+        population = self._validate_with_population_statistics() if self._population_is_due() else {}
+        self._record(metrics | {f"{name}_population_statistics": value for name, value in population.items()})
         state.evaluated = state.update
-        if state.best is None or self._better(metrics, state.best["metrics"]):
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
-            state.best = {"update": state.update, "metrics": metrics, "model": weights}
+        state.best = self._better_of(state.best, metrics)
+        if population:
+            state.best_population = self._better_of(state.best_population, population)
         self.log.say(f"update {state.update}: {self._summary()}, now {metrics[f'valid/{self.data.metric}']:.4f}")
+
+    def _population_is_due(self) -> bool:
+        """Every `population_every`-th evaluation of a model with batch norm, and the last."""
+        every, budget = self.cfg.population_every, self.cfg.budget
+        if every is None or not has_batch_norm(self.model):
+            return False
+        return self.state.update % (every * budget.eval_every) == 0 or self.state.update == budget.updates
+
+    def _validate_with_population_statistics(self) -> dict[str, float]:
+        self.estimate_population_statistics()
+        return self.evaluate("valid")
+
+    def _better_of(self, best: dict[str, Any] | None, metrics: dict[str, float]) -> dict[str, Any]:
+        """`best`, or the model as it is now with these metrics if they are better."""
+        if best is not None and not self._better(metrics, best["metrics"]):
+            return best
+        weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+        return {"update": self.state.update, "metrics": metrics, "model": weights}
 
     def _evaluation_is_due(self) -> bool:
         budget = self.cfg.budget

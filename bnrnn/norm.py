@@ -180,6 +180,11 @@ def has_batch_norm(model: nn.Module) -> bool:
     return bool(_norms(model))
 
 
+def has_step_statistics(model: nn.Module) -> bool:
+    """Whether the model normalizes with statistics per time step, which can then be averaged over time."""
+    return any(not norm.over_time for norm in _norms(model))
+
+
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
     """Inside, `model.eval()` normalizes with the statistics of the batch at hand and leaves everything unchanged."""

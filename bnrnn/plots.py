@@ -35,7 +35,6 @@ LABELS = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "input_bn_lstm": "input-BN LSTM"
           "cnn_qa": "CNN, whole passages", "babi_qa1": "bAbI, one fact", "babi_qa2": "bAbI, two facts",
           "ieer_cloze": "IE-ER cloze",
           "lstm_captioner": "LSTM", "rhn_captioner": "RHN", "bn_rhn_captioner": "BN-RHN",
-          "bn_rhn_counted_captioner": "BN-RHN, ended captions counted",
           "flickr8k": "Flickr8k, a part", "coco_captions": "COCO"}  # fmt: skip
 
 AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",

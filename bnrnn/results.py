@@ -16,8 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import backend
 
-# Where and how a run is made, not what it is: no part of its identity, and of no concern to a reader elsewhere.
-WHERE = ("device", "backend", "precision", "num_threads", "checkpoint_seconds", "data_dir", "out_dir", "wandb")
+# Where and how a run is made and what is measured on the way, not what is trained: no part of a run's identity.
+WHERE = (
+    "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every", "data_dir", "out_dir",
+    "wandb",
+)  # fmt: skip
 FILE = "result.json"
 
 
@@ -25,7 +28,7 @@ FILE = "result.json"
 class Result:
     """One finished run.
 
-    `status` is "finished" or "diverged" (a loss that is NaN or infinite); `metrics` has `<split>/<metric>` of the
+    `status` is "finished" or "diverged" (see `bnrnn.loop.has_diverged`); `metrics` has `<split>/<metric>` of the
     selected model: `test/...` with population statistics, `..._batch_statistics` with those of the batch.
     """
 
@@ -64,7 +67,7 @@ def config_record(cfg: DictConfig) -> dict[str, Any]:
     for key in WHERE:
         record.pop(key, None)
     record["data"].pop("data_dir", None)
-    # A switch of the root that is null is off, and leaves what was made before there was one what it is.
+    # Null top-level options are dropped, so adding one does not change existing hashes.
     return {str(k): v for k, v in record.items() if v is not None}
 
 

@@ -27,7 +27,7 @@ from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.layers.base import RecurrentLayer
 from bnrnn.log import RunLog, say, start_wandb
 from bnrnn.loop import Stop, Trainer, TrainState
-from bnrnn.norm import batch_statistics, has_batch_norm, shared_statistics
+from bnrnn.norm import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
 from bnrnn.results import FILE, Result, check_same_config, config_hash, config_record, environment, git_commit
 from bnrnn.scan import ENGINES, set_backend
 from bnrnn.search import apply_trial
@@ -106,25 +106,34 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
 
 
 def measure(trainer: Trainer) -> dict[str, float]:
-    """Put the selected weights back and measure them: test with population statistics, with the batch's beside, and
-    validation, which was measured with the batch's to select, with those of the population too."""
-    model, best = trainer.model, trainer.state.best
+    """Restore the best weights; report test and validation with every kind of statistics.
+
+    `<split>/<metric>` is the model chosen by validation with batch statistics: validation with these, test with
+    population statistics. `..._batch_statistics`, `..._population_statistics` and `..._shared_statistics` (population
+    statistics averaged over time) name the others. `..._chosen_by_population` is the model chosen by validation with
+    population statistics, measured with them, where the recipe recorded it.
+    """
+    model, best, best_population = trainer.model, trainer.state.best, trainer.state.best_population
     assert best is not None
+    metrics: dict[str, float] = {}
+    if best_population is not None:
+        model.load_state_dict(best_population["model"])
+        metrics |= _named(best_population["metrics"] | trainer.evaluate("test"), "chosen_by_population")
     model.load_state_dict(best["model"])
-    metrics = dict(best["metrics"])
+    metrics |= best["metrics"]
     if has_batch_norm(model):
         with batch_statistics(model):
-            metrics |= _named(trainer.evaluate("test"), "batch")
+            metrics |= _named(trainer.evaluate("test"), "batch_statistics")
         trainer.estimate_population_statistics()
-        metrics |= _named(trainer.evaluate("valid"), "population")
-        if trainer.data.carries_state:  # a time step is then a place in a window and has no meaning of its own
+        metrics |= _named(trainer.evaluate("valid"), "population_statistics")
+        if has_step_statistics(model):
             with shared_statistics(model):
-                metrics |= _named(trainer.evaluate("valid") | trainer.evaluate("test"), "shared")
+                metrics |= _named(trainer.evaluate("valid") | trainer.evaluate("test"), "shared_statistics")
     return metrics | trainer.evaluate("test") | trainer.evaluate_extra() | trainer.evaluate_generated()
 
 
-def _named(metrics: dict[str, float], statistics: str) -> dict[str, float]:
-    return {f"{name}_{statistics}_statistics": value for name, value in metrics.items()}
+def _named(metrics: dict[str, float], suffix: str) -> dict[str, float]:
+    return {f"{name}_{suffix}": value for name, value in metrics.items()}
 
 
 def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.Module]:

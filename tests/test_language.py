@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from bnrnn.checkpoint import MODEL, load
+from bnrnn.data.language import Streams
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import compose_config
 from bnrnn.log import read_jsonl
@@ -172,7 +173,7 @@ def test_one_sequence_is_measured_in_pieces_as_it_would_be_at_once(tmp_path, mon
 def test_population_statistics_of_one_batch_that_is_the_whole_set_are_its_own(cfg, tmp_path, monkeypatch):
     trainer = trained(cfg, tmp_path, monkeypatch)
     model = trainer.model.double().eval()
-    (batch,) = trainer.data.batches("train", 8 if trainer.data.carries_state else 10_000)
+    (batch,) = trainer.data.batches("train", 8 if isinstance(trainer.data, Streams) else 10_000)
     with torch.no_grad():
         with collecting_statistics(model, *estimated_together(model)):
             model(batch.inputs)

@@ -1,6 +1,7 @@
 """The whole path on the embedded digits: train, stop, kill, resume, and what a run leaves behind."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from bnrnn.checkpoint import MODEL
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import ROOT, compose_config
 from bnrnn.log import read_jsonl
+from bnrnn.loop import has_diverged
 from bnrnn.results import Result
 from bnrnn.train import CHECKPOINT, choose_device, train
 
@@ -61,6 +63,8 @@ def test_a_result_says_what_it_is(tmp_path):
         "valid/loss", "valid/accuracy", "test/loss", "test/accuracy",
         "test/loss_batch_statistics", "test/accuracy_batch_statistics",
         "valid/loss_population_statistics", "valid/accuracy_population_statistics",
+        "valid/loss_shared_statistics", "valid/accuracy_shared_statistics",
+        "test/loss_shared_statistics", "test/accuracy_shared_statistics",
     }  # fmt: skip
     assert stored.config["seed"] == 3 and stored.environment["torch"] == torch.__version__
     text = (tmp_path / "result.json").read_text()
@@ -68,6 +72,43 @@ def test_a_result_says_what_it_is(tmp_path):
     assert not (tmp_path / CHECKPOINT).exists()
     weights = checkpoint.load(tmp_path / MODEL)["model"]
     assert not weights["layer.layers.0.bn_hh.pop_var"].isnan().any()
+
+
+def test_the_largest_gradient_norm_of_a_window_stands_beside_its_mean(tmp_path):
+    train(short("log_every=1"), tmp_path / "each")
+    train(short("log_every=3"), tmp_path / "window")
+    norms = [r["train/grad_norm"] for r in read_jsonl(tmp_path / "each/metrics.jsonl") if "train/grad_norm" in r]
+    largest = [r["train/grad_norm_max"] for r in read_jsonl(tmp_path / "window/metrics.jsonl") if "train/loss" in r]
+    assert len(set(norms)) == 6 and largest == [max(norms[:3]), max(norms[3:])]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 100.1 * math.log(10)])
+def test_a_loss_that_is_not_finite_or_absurd_is_a_divergence(loss):
+    assert has_diverged(loss, 10) and not has_diverged(99.9 * math.log(10), 10)
+
+
+def test_a_run_whose_loss_explodes_ends_as_diverged(tmp_path):
+    result = train(short("model=lstm", "optim=sgd", "optim.lr=1e9", "grad_clip=0"), tmp_path)
+    loss = losses(tmp_path)[-1]
+    assert result.status == "diverged" and result.updates == 2 and math.isfinite(loss) and loss > 1e3
+
+
+def test_validation_with_population_statistics_is_recorded_and_selects_a_model_of_its_own(tmp_path):
+    wanted = short("population_every=1", "budget.updates=9")
+    result = train(wanted, tmp_path / "a")
+    records = [r for r in read_jsonl(tmp_path / "a/metrics.jsonl") if "valid/accuracy" in r]
+    recorded = {r["update"]: r["valid/accuracy_population_statistics"] for r in records}
+    assert list(recorded) == [3, 6, 9]
+    assert result.metrics["valid/accuracy_chosen_by_population"] == max(recorded.values())
+    assert result.metrics["valid/accuracy"] == max(r["valid/accuracy"] for r in records)
+    assert "test/accuracy_chosen_by_population" in result.metrics
+    # Neither training nor the other numbers depend on it, so it is no part of a run's identity; a kill changes nothing.
+    plain = train(short("budget.updates=9"), tmp_path / "b")
+    assert plain.config_hash == result.config_hash and losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert plain.metrics.items() <= result.metrics.items()
+    with pytest.raises(SystemExit):
+        interrupt_at(7, wanted, tmp_path / "c")
+    assert train(wanted, tmp_path / "c").metrics == result.metrics
 
 
 def test_a_model_without_statistics_is_measured_once(tmp_path):

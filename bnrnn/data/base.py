@@ -51,7 +51,6 @@ class SequenceData(Protocol):
     t_max: int
     metric: str  # that people read: accuracy, error, bpc or ppl
     selects_by: str  # accuracy or loss, of the validation split
-    carries_state: bool  # whether training batches go on where the ones before ended
     description: str  # what the data are and how many
 
     def num_batches(self, split: str, batch_size: int) -> int:
@@ -103,8 +102,6 @@ def sha256(content: bytes) -> str:
 
 class DataDefaults:
     """What most datasets have in common."""
-
-    carries_state = False
 
     def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
         return {}

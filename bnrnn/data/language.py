@@ -110,7 +110,6 @@ class Streams(DataDefaults):
     """
 
     metric = "ppl"
-    carries_state = True
     selects_by = "loss"
 
     def __init__(

@@ -51,8 +51,8 @@ def test_both_kinds_are_sequence_data(segments):
     assert isinstance(streams, SequenceData)
     assert (segments.input_size, segments.output_size, segments.t_max) == (8, 8, 9)
     assert (streams.input_size, streams.output_size, streams.t_max) == (9, 9, 2)
-    assert (segments.metric, segments.selects_by, segments.carries_state) == ("bpc", "accuracy", False)
-    assert (streams.metric, streams.selects_by, streams.carries_state) == ("ppl", "loss", True)
+    assert (segments.metric, segments.selects_by) == ("bpc", "accuracy")
+    assert (streams.metric, streams.selects_by) == ("ppl", "loss")
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
