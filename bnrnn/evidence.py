@@ -1,5 +1,6 @@
 """Reads what was claimed (experiments/), how to train it (conf/experiment/) and what was measured (results/)."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,7 @@ from bnrnn import checkpoint
 from bnrnn.data.base import model_sizes
 from bnrnn.errors import BnrnnError
 from bnrnn.log import read_jsonl
-from bnrnn.metrics import from_loss
+from bnrnn.metrics import from_loss, sign
 from bnrnn.results import FILE, Result, config_hash, config_record
 from bnrnn.search import apply_trial
 
@@ -112,10 +113,34 @@ class Run:
             return min(self.series(metric).values())
         return self.result.metrics.get(f"{metric}_population_statistics", self.result.metrics[metric])
 
+    def best_until(self, metric: str, updates: int | None) -> float:
+        """The best value of a curve up to this update; what was `measured` without one, or where there is no curve.
+
+        Raises BnrnnError where the result has no such number.
+        """
+        curve = metric.removesuffix("_batch_statistics") if metric.startswith("valid/") else metric
+        series = {u: v for u, v in self.series(curve).items() if u <= updates} if updates is not None else {}
+        if series:
+            return sign(metric) * max(sign(metric) * value for value in series.values())
+        try:
+            return self.measured(metric)
+        except (KeyError, ValueError):
+            raise BnrnnError(f"{self.folder / FILE} has no {metric}: its run was made before it was recorded") from None
+
+    def peak(self, metric: str, updates: int | None = None) -> float:
+        """The largest recorded value up to this update."""
+        return max(
+            r[metric] for r in self.records if r.get(metric) is not None and r["update"] <= (updates or math.inf)
+        )
+
+    def lowest(self, metric: str) -> float:
+        """The lowest recorded value."""
+        return min(r[metric] for r in self.records if r.get(metric) is not None)
+
     def reached(self, metric: str, level: float) -> tuple[float, float] | None:
         """Update and seconds of the first evaluation at this level or better: more of an accuracy, less of all else."""
-        sign = 1 if metric.endswith("accuracy") else -1
-        update = next((u for u, value in self.series(metric).items() if sign * value >= sign * level), None)
+        better = sign(metric)
+        update = next((u for u, value in self.series(metric).items() if better * value >= better * level), None)
         return None if update is None else (float(update), self.series("seconds")[update])
 
     def steady(self, metric: str, share: float) -> tuple[float, float] | None:
@@ -175,17 +200,21 @@ def run_files(key: str, results_dir: Path) -> list[Path]:
     return sorted((results_dir / key).glob(f"*/*/{FILE}"))
 
 
+@cache
+def _recipe(*overrides: str) -> DictConfig:
+    """A configuration that is composed once: it takes a good part of a second."""
+    return compose_config(*overrides)
+
+
 def load_runs(key: str, results_dir: Path) -> list[Run]:
     """The finished runs of an experiment, in the order of its grid."""
-    runs, recipes = [], {}
+    runs = []
     for path in run_files(key, results_dir):
         result = Result.read(path)
         overrides = result.overrides
         budget = path.parent.parent.name
         choices = (f"budget={budget}", *(f"{k}={v}" for k, v in overrides.items() if k != "seed"))
-        if choices not in recipes:  # composing takes a good part of a second
-            recipes[choices] = compose_config(f"experiment={key}", *choices)
-        recipe = recipes[choices]
+        recipe = _recipe(f"experiment={key}", *choices).copy()
         if "seed" in overrides:
             OmegaConf.update(recipe, "seed", int(overrides["seed"]))
         stale = config_hash(config_record(apply_trial(recipe))) != result.config_hash

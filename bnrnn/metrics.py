@@ -57,3 +57,11 @@ class Scores:
         accuracy = self.correct / self.count
         error = {"error": 1 - accuracy} if metric == "error" else {}
         return {"loss": loss, "accuracy": accuracy, **error, **from_loss(metric, loss)}
+
+
+HIGHER_IS_BETTER = ("accuracy", "bleu", "rouge", "cider", "meteor")
+
+
+def sign(metric: str) -> int:
+    """1 where more of `<split>/<metric>` is better, -1 where less is."""
+    return 1 if metric.split("/")[-1].startswith(HIGHER_IS_BETTER) else -1

@@ -9,6 +9,7 @@ from typing import Any
 
 from bnrnn.evidence import Run, group, load_claim, load_runs, longest, sweep
 from bnrnn.results import write_json
+from bnrnn.rules import CONTRADICTED, HOLDS, LEAST_PAIRS, within
 
 NONE = "–"
 METEOR = "test/meteor"
@@ -129,12 +130,18 @@ def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
     for row, col in product(sweep(key)[claim["rows"]], sweep(key)[claim["cols"]]):
         if cell := [run for run in kept if _at(key, run, claim, row, col)]:
             finished = [run for run in cell if run.result.status == "finished"]
-            shown = [spread([run.measured(p["metric"]) for run in finished], p["digits"], planned) for p in parts]
+            shown = [spread([_shown(run, p) for run in finished], p["digits"], planned) for p in parts]
             updates = f"{max(run.result.updates for run in cell):,}"
             rows.append([f"`{row}`", f"`{col}`", updates, *(shown if finished else ["diverged"] * len(parts))])
     if not rows:
         return "No run has finished yet.\n"
     return markdown([claim["rows"], claim["cols"], "updates", *(part["what"] for part in parts)], rows)
+
+
+def _shown(run: Run, part: dict[str, Any]) -> float:
+    """What a column of measured values shows of a run: its number, or the largest or smallest that was recorded."""
+    extreme = {"max": run.peak, "min": run.lowest, None: run.measured}[part.get("best")]
+    return part.get("scale", 1) * extreme(part["metric"])
 
 
 def _at(key: str, run: Run, claim: dict[str, Any], row: str, col: str) -> bool:
@@ -153,7 +160,11 @@ def _verdict(cell: list[Run], part: dict[str, Any], published: float, planned: i
         return [NONE, NONE, f"{diverged} of {len(cell)} diverged"]
     values = [part.get("scale", 1) * run.measured(part["metric"]) for run in cell]
     difference, digits = mean(values) - published, part["digits"]
-    verdict = "reproduced" if abs(difference) <= part["tolerance"] else "differs"
+    outcome = within(values, published, part["tolerance"])
+    if outcome.n < LEAST_PAIRS:
+        verdict = f"{'within' if outcome.agree == outcome.n else 'outside'} tolerance, n={outcome.n}"
+    else:
+        verdict = {HOLDS: "reproduced", CONTRADICTED: "differs"}.get(outcome.verdict, "undecided")
     return [spread(values, digits, planned), f"{difference:+.{digits}f}", f"{verdict} (tolerance {part['tolerance']})"]
 
 

@@ -8,15 +8,20 @@ python scripts/make_tables.py --show KEY --results DIR    one experiment: print 
 import argparse
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 from hydra.errors import HydraException
 
 from bnrnn import plots
 from bnrnn.bench_page import render_file
+from bnrnn.claims_page import render as render_claims
+from bnrnn.claims_page import render_short as render_claims_short
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.evidence import ROOT, claim_keys, load_analysis, load_claim, load_runs, run_files
+from bnrnn.rule_history import has_history
 from bnrnn.tables import render, render_short, render_summary
+from bnrnn.verdicts import Claim, load_claims
 
 RESULTS = ROOT / "results"
 BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -61,14 +66,23 @@ def draw(key: str, results_dir: Path) -> list[Path]:
 def texts() -> dict[Path, str]:
     """What every rendered file should say."""
     pages = {RESULTS / f"{key}.md": page(key) for key in measured_keys()}
+    if has_history():  # without it nobody can say whether a rule was committed before its runs
+        pages[RESULTS / "claims.md"] = render_claims(claims())
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
     readme = ROOT / "README.md"
     filled = BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", readme.read_text())
     return {**pages, **benchmarks, readme: filled}
 
 
+@cache
+def claims() -> list[Claim]:
+    return load_claims(RESULTS)
+
+
 def block(key: str) -> str:
-    """What README shows of a claim, or of a benchmark."""
+    """What README shows: the claims, a table or a benchmark."""
+    if key == "claims":
+        return render_claims_short(claims(), "results/")
     is_benchmark = key.startswith("bench/")
     return render_file(RESULTS / f"{key}.json", short=True) if is_benchmark else render_short(key, RESULTS)
 

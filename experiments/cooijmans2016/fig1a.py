@@ -55,6 +55,16 @@ def log10(result: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {g: torch.tensor(draws, dtype=torch.float64).log10() for g, draws in result["gradient_norms"].items()}
 
 
+def stays_flat(result: dict[str, Any], gammas: list[str], step: int, above: float) -> list[bool]:
+    """For each draw whether log10 of the norm at this step is above a bound for all these gammas."""
+    return torch.stack([log10(result)[gamma][:, step] > above for gamma in gammas]).all(0).tolist()
+
+
+def vanishes(result: dict[str, Any], gammas: list[str], step: int, below: float) -> list[bool]:
+    """For each draw whether log10 of the norm at this step is below a bound for all these gammas."""
+    return torch.stack([log10(result)[gamma][:, step] < below for gamma in gammas]).all(0).tolist()
+
+
 def render(result: dict[str, Any]) -> str:
     claim, rows, within = load_claim(KEY), [], []
     steps, missing = claim["steps"], "< -25"

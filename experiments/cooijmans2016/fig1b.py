@@ -2,10 +2,12 @@
 
     python experiments/cooijmans2016/fig1b.py [--out-dir DIR]
 
-1000 standard deviations from 0 to 1, 1000 samples each: mean of 1 - tanh² and its quartiles. No training, no data.
+1000 standard deviations from 0 to 1, 1000 samples each: mean of 1 - tanh² and its quartiles, drawn ten times; the
+figure shows the first draw. No training, no data.
 """
 
 from argparse import ArgumentParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,21 @@ from bnrnn.tables import markdown, publish
 KEY = "cooijmans2016/fig1b"
 
 
-def measure(num: int = 1000) -> dict[str, Any]:
-    torch.manual_seed(0)
+def sample(seed: int, num: int) -> dict[str, list[float]]:
+    """Mean and quartiles of the derivative at each of `num` standard deviations."""
+    torch.manual_seed(seed)
     sigma = torch.linspace(0, 1, num, dtype=torch.float64)
     derivative = 1 - (sigma * torch.randn(num, num, dtype=torch.float64)).tanh().square()  # (samples, sigma)
     low, high = derivative.quantile(torch.tensor([0.25, 0.75], dtype=torch.float64), dim=0)
     columns = {"sigma": sigma, "mean": derivative.mean(0), "quartile_25": low, "quartile_75": high}
-    return {"name": KEY, **provenance(), **{name: values.tolist() for name, values in columns.items()}}
+    return {name: values.tolist() for name, values in columns.items()}
+
+
+def measure(num: int = 1000, num_draws: int = 10) -> dict[str, Any]:
+    samples = [sample(seed, num) for seed in range(num_draws)]
+    points = load_claim(KEY)["points"]
+    draws = [{name: {f"{s}": at(drawn, name, s) for s in points[name]} for name in points} for drawn in samples]
+    return {"name": KEY, **provenance(), **samples[0], "draws": draws}
 
 
 def at(result: dict[str, Any], column: str, sigma: float) -> float:
@@ -34,6 +44,21 @@ def at(result: dict[str, Any], column: str, sigma: float) -> float:
     center = round(sigma * (len(result["sigma"]) - 1))
     values = result[column][max(0, center - 10) : center + 11]
     return sum(values) / len(values)
+
+
+def matches_exact_values(result: dict[str, Any], tolerance: float) -> list[bool]:
+    """For each draw whether every point is within a tolerance of exact integration."""
+    points = load_claim(KEY)["points"]
+    return [
+        all(abs(drawn[name][f"{s}"] - exact) <= tolerance for name in points for s, exact in points[name].items())
+        for drawn in result["draws"]
+    ]
+
+
+def falls(result: dict[str, Any]) -> list[bool]:
+    """For each draw whether the mean falls from every standard deviation among the points to the next."""
+    means = [list(drawn["mean"].values()) for drawn in result["draws"]]
+    return [all(a > b for a, b in pairwise(values)) for values in means]
 
 
 def render(result: dict[str, Any]) -> str:

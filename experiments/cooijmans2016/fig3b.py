@@ -73,6 +73,17 @@ def measure(data_dir: str, results_dir: Path, lengths: list[int], most: int | No
     return {"name": KEY, **provenance(), **about, "lengths": lengths, "bpc": by_curve}  # curve -> seed -> by length
 
 
+def longer_is_no_worse(result: dict[str, Any]) -> list[bool]:
+    """For each model whether, with population statistics, no longer segment costs more than the shortest."""
+    return [max(values[1:]) <= values[0] for values in result["bpc"]["bn_lstm, population"].values()]
+
+
+def population_beats_batch(result: dict[str, Any]) -> list[bool]:
+    """For each model whether population statistics cost less than those of the batch at every length."""
+    population, batch = (result["bpc"][f"bn_lstm, {kind}"] for kind in ("population", "batch"))
+    return [all(p < b for p, b in zip(population[seed], batch[seed], strict=True)) for seed in population]
+
+
 def render(result: dict[str, Any]) -> str:
     claim, rows = load_claim(KEY), []
     paper = {name: dict(zip(claim["lengths"], points, strict=True)) for name, points in claim["points"].items()}
