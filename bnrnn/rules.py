@@ -120,13 +120,13 @@ def ends_better(pairing: Pairing) -> Outcome:
     else:
         tables = [[sign(m) * (of - than) / abs(than) for of, than in pairing.values(k)] for k, m in enumerate(names)]
         effects = [min(row) for row in zip(*tables, strict=True)]
-    return Outcome(tuple(effects), test["margin"])
+    return Outcome(tuple(effects), float(test["margin"]))
 
 
 def no_worse(pairing: Pairing) -> Outcome:
     """The first side ends no worse than the second by the margin or more."""
     outcome = ends_better(pairing)
-    return Outcome(outcome.effects, -pairing.test["margin"])
+    return Outcome(outcome.effects, -float(pairing.test["margin"]))
 
 
 def ranking(pairing: Pairing) -> Outcome:
@@ -138,7 +138,7 @@ def ranking(pairing: Pairing) -> Outcome:
 
 def alike(pairing: Pairing) -> Outcome:
     """The sides end within the margin of one another; the effect is their range, with a minus."""
-    return Outcome(tuple(min(row) - max(row) for row in pairing.values()), -pairing.test["margin"])
+    return Outcome(tuple(min(row) - max(row) for row in pairing.values()), -float(pairing.test["margin"]))
 
 
 def reaches_first(pairing: Pairing) -> Outcome:
