@@ -100,7 +100,7 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         )
         log.finish(result.status, metrics)
         result.write(run_dir)
-        (run_dir / CHECKPOINT).unlink()
+        checkpoint.remove(run_dir / CHECKPOINT)
         log.say(f"{result.status} at update {state.update}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
     return result
 

@@ -111,6 +111,26 @@ def test_validation_with_population_statistics_is_recorded_and_selects_a_model_o
     assert train(wanted, tmp_path / "c").metrics == result.metrics
 
 
+def test_a_packed_checkpoint_is_small_and_resumes_as_the_checkpoint_does(tmp_path):
+    undisturbed = train(short(), tmp_path / "a")
+    with pytest.raises(SystemExit):
+        interrupt_at(4, short(), tmp_path / "b")
+    path = tmp_path / "b" / CHECKPOINT
+    assert not checkpoint.pack(path, most=100) and not checkpoint.packed(path).exists()
+    assert checkpoint.pack(path, most=10**6)
+    assert checkpoint.packed(path).stat().st_size < path.stat().st_size / 2
+    path.unlink()
+    assert train(short(), tmp_path / "b").metrics == undisturbed.metrics
+    assert without_time(tmp_path / "b") == without_time(tmp_path / "a")
+    assert not checkpoint.packed(path).exists()
+
+
+def test_a_damaged_packed_checkpoint_is_named(tmp_path):
+    checkpoint.packed(tmp_path / CHECKPOINT).write_bytes(b"\x1f\x8bnothing")
+    with pytest.raises(BnrnnError, match=r"checkpoint.pt.gz cannot be read .*: remove it to begin the run again"):
+        checkpoint.load(tmp_path / CHECKPOINT)
+
+
 def test_a_model_without_statistics_is_measured_once(tmp_path):
     metrics = train(short("model=lstm"), tmp_path).metrics
     assert set(metrics) == {"valid/loss", "valid/accuracy", "test/loss", "test/accuracy"}
