@@ -28,7 +28,7 @@ def effect_in_words(tested: JudgedTest) -> str:
         return _interval(outcome, lambda x: f"{math.exp(-x):.2f}", "in {} of the updates", reverse=True)
     if rule == "less_stable":
         return _interval(outcome, lambda x: f"{math.exp(x):.3g}", "{} times the largest gradient norm")
-    if rule == "larger_rate":
+    if rule in ("larger_rate", "learns_at_larger_rate"):
         return _interval(outcome, lambda x: f"{math.exp(x):.3g}", "{} times the learning rate")
     metrics = metrics_of(test, sides_of(test)[0])
     if len(metrics) > 1:

@@ -206,6 +206,19 @@ def larger_rate(pairing: Pairing) -> Outcome:
     return Outcome(tuple(effects))
 
 
+def learns_at_larger_rate(pairing: Pairing) -> Outcome:
+    """The largest learning rate at which the first side reaches the level is above that of the second. The effect is
+    the logarithm of the ratio; a side that reaches it at no rate counts with half of the smallest."""
+    test, metric, effects = pairing.test, pairing.metrics[0][0], []
+    for sides in pairing.by_seed.values():
+        largest = []
+        for runs in sides:
+            learned = [float(run.overrides[test["key"]]) for run in runs if run.reached(metric, test["level"])]
+            largest.append(max(learned, default=min(float(run.overrides[test["key"]]) for run in runs) / 2))
+        effects.append(math.log(largest[0] / largest[1]))
+    return Outcome(tuple(effects))
+
+
 def within(values: Sequence[float], published: float, tolerance: float) -> Outcome:
     """Each value is within the tolerance of the published one; the effect is the tolerance less the distance."""
     return Outcome(tuple(tolerance - abs(value - published) for value in values))
@@ -214,7 +227,8 @@ def within(values: Sequence[float], published: float, tolerance: float) -> Outco
 RULES: dict[str, Callable[[Pairing], Outcome]] = {
     rule.__name__: rule
     for rule in (
-        ends_better, no_worse, ranking, alike, reaches_first, settles_first, diverges, less_stable, larger_rate
+        ends_better, no_worse, ranking, alike, reaches_first, settles_first, diverges, less_stable, larger_rate,
+        learns_at_larger_rate,
     )
 }  # fmt: skip
 PROPERTY = "property"  # of an analysis that has draws or models in place of pairs: every one of them has it

@@ -168,6 +168,19 @@ def test_the_largest_learning_rate_has_no_divergence_below_it():
     assert effect(at(good, good, good), at(bad, good, good)) == pytest.approx(20)  # counts with half of the smallest
 
 
+def test_the_largest_learning_rate_at_which_a_level_is_reached():
+    def at(*lowest):
+        return [run(curve={50: v}, metric="valid/loss", rate=r) for r, v in zip((0.1, 0.5, 1.0), lowest, strict=True)]
+
+    def effect(of, than):
+        given = pairing({"key": "rate", "level": 2.5}, [of], [than], metric="valid/loss")
+        (value,) = rules.learns_at_larger_rate(given).effects
+        return math.exp(value)
+
+    assert effect(at(2.0, 2.0, 2.5), at(2.0, 9.0, 9.0)) == pytest.approx(10)
+    assert effect(at(9.0, 9.0, 9.0), at(9.0, 2.0, 9.0)) == pytest.approx(0.1)
+
+
 def test_reproduced_is_within_the_tolerance_for_sure():
     assert rules.within([95.3, 95.5, 95.4], 95.4, 0.5).verdict == HOLDS
     assert rules.within([94.0, 94.1, 94.05], 95.4, 0.5).verdict == CONTRADICTED

@@ -180,7 +180,8 @@ def test_every_test_names_a_recipe_a_rule_and_runs_that_could_exist(paper, test)
         return
     rules.rule_of(test, "here")
     needs = {"ends_better": "margin", "no_worse": "margin", "alike": "margin", "reaches_first": "level",
-             "settles_first": "share", "less_stable": "factor", "larger_rate": "key"}  # fmt: skip
+             "settles_first": "share", "less_stable": "factor", "larger_rate": "key",
+             "learns_at_larger_rate": "level"}  # fmt: skip
     assert needs.get(test["rule"], "rule") in test and (test["scope"] != "shorter" or "updates" in test)
     for side in sides_of(test):
         key = f"{paper}/{side.get('experiment', test['experiment'])}"
