@@ -90,8 +90,12 @@ no correction is made for that.
 """
 
 
-def render(claims: list[Claim]) -> str:
-    """The page of all claims: a line each, then every test, then what has not been run."""
+def render(claims: list[Claim], hours: dict[str, float]) -> str:
+    """The page of all claims: a line each, then every test, then what has not been run.
+
+    Args:
+        hours: of one core that the campaign's missing runs take, by claim.
+    """
     parts = ["# Claims of the papers", INTRODUCTION, render_short(claims, "")]
     parts += ["## The rules", "".join(f"- `{name}`: {_doc(rule)}\n" for name, rule in rules.RULES.items())]
     parts[-1] += (
@@ -100,7 +104,18 @@ def render(claims: list[Claim]) -> str:
     for paper in sorted({claim.paper for claim in claims}):
         parts.append(f"## {paper}")
         parts += [_render_claim(claim) for claim in claims if claim.paper == paper]
-    return "\n".join(parts)
+    return "\n".join([*parts, "## Tests that have not been run", _render_missing(claims, hours)])
+
+
+def _render_missing(claims: list[Claim], hours: dict[str, float]) -> str:
+    rows = []
+    for claim in claims:
+        missing = [t for t in claim.tested if t.outcome is None and "replaced" not in t.test]
+        cost = f"{hours[claim.name]:.1f}" if hours.get(claim.name) else "not in the campaign"
+        rows += [[claim.name, t.test["scope"], rule_in_words(t), cost] for t in missing]
+    header = ["claim", "scope", "test", "hours"]
+    about = "Hours of one core, as conf/campaign.yaml estimates them, for the missing runs that serve the claim.\n"
+    return f"{about}\n{markdown(header, rows)}"
 
 
 def _doc(rule: Callable[..., Any]) -> str:

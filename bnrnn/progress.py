@@ -113,6 +113,16 @@ def _entry(given: dict[str, Any], out_dir: Path, where: str) -> Entry:
     return Entry(title, given["experiment"], given["claims"], float(given["hours"]), given.get("lane") == LONG, cells)
 
 
+def hours_missing(path: Path, out_dir: Path) -> dict[str, float]:
+    """By claim the hours that its missing runs take, as the campaign's file estimates them."""
+    hours: Counter[str] = Counter()
+    for entry in load_entries(path, out_dir):
+        missing = sum(not (cell.folder / FILE).exists() for cell in entry.cells)
+        for claim in entry.claims:
+            hours[claim] += entry.hours * missing / len(entry.cells)
+    return dict(hours)
+
+
 def runs_of(entry: Entry, out_dir: Path) -> list[Run]:
     """How far each cell of an entry is, and how long it still takes."""
     known = load_known(out_dir / entry.experiment)

@@ -19,6 +19,7 @@ from bnrnn.claims_page import render as render_claims
 from bnrnn.claims_page import render_short as render_claims_short
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.evidence import ROOT, claim_keys, load_analysis, load_claim, load_runs, run_files
+from bnrnn.progress import hours_missing
 from bnrnn.rule_history import has_history
 from bnrnn.tables import render, render_short, render_summary
 from bnrnn.verdicts import Claim, load_claims
@@ -67,7 +68,7 @@ def texts() -> dict[Path, str]:
     """What every rendered file should say."""
     pages = {RESULTS / f"{key}.md": page(key) for key in measured_keys()}
     if has_history():  # without it nobody can say whether a rule was committed before its runs
-        pages[RESULTS / "claims.md"] = render_claims(claims())
+        pages[RESULTS / "claims.md"] = render_claims(claims(), hours_missing(ROOT / "conf" / "campaign.yaml", RESULTS))
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
     readme = ROOT / "README.md"
     filled = BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", readme.read_text())

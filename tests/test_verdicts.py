@@ -127,7 +127,14 @@ def test_of_shorter_runs_the_longest_that_show_something_count():
 
 def test_a_test_that_was_replaced_is_shown_and_does_not_count():
     both = claim(a_test(CONTRADICTED, replaced="a better one"), a_test(HOLDS))
-    assert both.verdict == HOLDS and "replaced: a better one" in render([both])
+    assert both.verdict == HOLDS and "replaced: a better one" in render([both], {})
+
+
+def test_the_page_lists_what_was_not_run_with_its_cost():
+    text = render([claim(a_test(HOLDS), a_test(None, scope="other data"))], {"C1": 13.5})
+    missing = text.split("## Tests that have not been run")[1]
+    assert "| C1 | other data | `diverges`" in missing and "| 13.5 |" in missing and "| C1 | paper" not in missing
+    assert "| not in the campaign |" in render([claim(a_test(None))], {})
 
 
 def test_the_page_says_what_each_claim_rests_on():
