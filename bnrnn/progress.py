@@ -133,7 +133,7 @@ def _run(cell: Cell, entry: Entry, known: list[Known]) -> Run:
     if (cell.folder / FILE).exists():
         result = Result.read(cell.folder / FILE)
         return Run(cell.title, result.status, result.updates, result.updates)
-    has_begun = (cell.folder / CHECKPOINT).exists()
+    has_begun = any(cell.folder.glob(f"{CHECKPOINT}*"))  # a compressed one counts too
     state = "running" if is_being_trained(cell.folder) else "begun" if has_begun else "left"
     done, seconds = last_record(cell.folder) if state != "left" else (0, 0.0)
     total = total_updates(cell, entry.experiment, known)
