@@ -3,6 +3,7 @@
 python -m bnrnn.campaign hours=3 jobs=2        train with two workers for three hours; typed again, it resumes
 python -m bnrnn.campaign status                what is finished, running and left; measures nothing
 python -m bnrnn.campaign work                  one worker, until no run is left
+python -m bnrnn.campaign pack                  compress the small checkpoints of begun runs, for a repository to hold
 
 All take file=... (conf/campaign.yaml) and out_dir=... (results); `work` takes lane=long or lane=short as well.
 """
@@ -26,6 +27,7 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from bnrnn import checkpoint
 from bnrnn.errors import BnrnnError, mendable, report_errors
 from bnrnn.evidence import ROOT
 from bnrnn.log import say
@@ -33,10 +35,11 @@ from bnrnn.loop import Interrupted, Stop
 from bnrnn.plan import Cell
 from bnrnn.progress import LONG, Entry, load_entries, render
 from bnrnn.results import FILE
-from bnrnn.train import Locked, is_being_trained, train
+from bnrnn.train import CHECKPOINT, Locked, is_being_trained, train
 
 MENDABLE = (HydraException, OmegaConfBaseException)
 NICE = 19
+MOST_PACKED = 2_000_000  # bytes of a checkpoint that a repository should hold
 STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)  # exit statuses of a worker that was told to stop
 
 
@@ -44,7 +47,7 @@ STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)  # exit statuses of a worker t
 class Options:
     """What the command line says."""
 
-    command: str = "train"  # train, work, status
+    command: str = "train"  # train, work, status, pack
     hours: float = math.nan
     jobs: int = 1
     file: Path = ROOT / "conf" / "campaign.yaml"
@@ -160,12 +163,22 @@ def _start(options: Options, lane: str, report: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[report], process_group=0)
 
 
+def pack(options: Options) -> None:
+    """Compress the checkpoint of every begun run, and tell those that are too large."""
+    for cell in in_order(load_entries(options.file, options.out_dir), ""):
+        path = cell.folder / CHECKPOINT
+        if path.exists() and not is_being_trained(cell.folder):
+            small = checkpoint.pack(path, MOST_PACKED)
+            name = checkpoint.packed(path) if small else path
+            say(f"{name}: " + ("packed" if small else f"more than {MOST_PACKED:,} bytes, not packed"))
+
+
 def parse(arguments: list[str]) -> Options:
     """The options of the command line. Raises BnrnnError for what they cannot be."""
     command = arguments[0] if arguments and "=" not in arguments[0] else "train"
-    own = {"train": ("hours", "jobs"), "work": ("lane", "parent", "report"), "status": ()}
+    own = {"train": ("hours", "jobs"), "work": ("lane", "parent", "report"), "status": (), "pack": ()}
     if command not in own:
-        raise BnrnnError(f"{command} is no command of a campaign: use hours=3 jobs=2, status or work")
+        raise BnrnnError(f"{command} is no command of a campaign: use hours=3 jobs=2, status, work or pack")
     kinds: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool], str]] = {
         "hours": (float, lambda v: 0 < v < math.inf, "a number of hours above 0, such as hours=3"),
         "jobs": (int, lambda v: v >= 1, "a number of workers, such as jobs=2"),
@@ -198,6 +211,8 @@ def main() -> None:
     options = parse(sys.argv[1:])
     if options.command == "status":
         print(render(load_entries(options.file, options.out_dir), options.out_dir), end="")
+    elif options.command == "pack":
+        pack(options)
     else:
         sys.exit(run_worker(options) if options.command == "work" else run_campaign(options))
 

@@ -115,12 +115,12 @@ def _entry(given: dict[str, Any], out_dir: Path, where: str) -> Entry:
 
 def hours_missing(path: Path, out_dir: Path) -> dict[str, float]:
     """By claim the hours that its missing runs take, as the campaign's file estimates them."""
-    hours: Counter[str] = Counter()
+    hours: dict[str, float] = {}
     for entry in load_entries(path, out_dir):
         missing = sum(not (cell.folder / FILE).exists() for cell in entry.cells)
         for claim in entry.claims:
-            hours[claim] += entry.hours * missing / len(entry.cells)
-    return dict(hours)
+            hours[claim] = hours.get(claim, 0.0) + entry.hours * missing / len(entry.cells)
+    return hours
 
 
 def runs_of(entry: Entry, out_dir: Path) -> list[Run]:

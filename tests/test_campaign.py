@@ -231,6 +231,26 @@ def test_a_worker_whose_parent_has_ended_does_not_begin(tmp_path, monkeypatch, c
     assert not options.out_dir.exists()
 
 
+def test_begun_runs_leave_compressed_checkpoints_for_another_checkout(tmp_path, monkeypatch, capsys):
+    options = write(tmp_path, entry("model=lstm", seeds="0,1", updates=20))
+    first, second = cells_of(options)
+    with pytest.raises(SystemExit):
+        interrupt_at(11, first.cfg, first.folder)
+    campaign.pack(options)
+    small = first.folder / f"{CHECKPOINT}.gz"
+    assert small.exists() and f"{small}: packed" in capsys.readouterr().out and not second.folder.exists()
+    (first.folder / CHECKPOINT).unlink()
+    assert f"begun: {first.title}" in render(load_entries(options.file, options.out_dir), options.out_dir)
+    train(first.cfg, first.folder, first.overrides)
+    train(first.cfg, tmp_path / "undisturbed", first.overrides)
+    assert without_time(first.folder) == without_time(tmp_path / "undisturbed") and not small.exists()
+    monkeypatch.setattr(campaign, "MOST_PACKED", 10)
+    with pytest.raises(SystemExit):
+        interrupt_at(11, second.cfg, second.folder)
+    campaign.pack(options)
+    assert "more than 10 bytes, not packed" in capsys.readouterr().out
+
+
 def test_the_page_tells_what_is_finished_running_begun_and_left(tmp_path):
     options = write(tmp_path, entry("model=lstm", seeds="0,1,2,3", updates=20), entry("model=rnn", updates=20, why="x"),
                     entry("model=bn_lstm", "optim.lr=1e37", updates=20))  # fmt: skip
@@ -279,7 +299,7 @@ def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
         (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not possible: expected a file that exists"),
         (["hours=1", "gobs=2"], "gobs=2 is no option of `train`: use hours=..., jobs=..., file=..., out_dir=..."),
         (["jobs=1"], "hours=... is missing"),
-        (["stats"], "stats is no command of a campaign: use hours=3 jobs=2, status or work"),
+        (["stats"], "stats is no command of a campaign: use hours=3 jobs=2, status, work or pack"),
         (["status", "hours=1"], "hours=1 is no option of `status`: use file=..., out_dir=..."),
     ],
 )
