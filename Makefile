@@ -9,6 +9,7 @@ BUDGET ?= paper
 SEEDS ?=
 DEVICE ?= auto
 JOBS ?= 1
+HOURS ?= 1
 LAUNCHER ?=
 ARGS ?=
 # A smoke run measures nothing, so it stays out of the evidence.
@@ -21,7 +22,7 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 # A smoke run of an analysis looks at one batch of two short lengths.
 BRIEF = $(if $(filter smoke,$(BUDGET)),--lengths 100 200 --num-batches 1)
 
-.PHONY: help setup quickstart test lint types check tables data bench sweep-gamma reproduce-fig1 reproduce-fig2 \
+.PHONY: help setup quickstart test lint types check tables data bench campaign status sweep-gamma reproduce-fig1 reproduce-fig2 \
 	reproduce-fig3 reproduce-fig4 reproduce-fig5 reproduce-attention reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig1 reproduce-laurent2015-fig2 reproduce-zhang2017-fig2 reproduce-zhang2017-fig3 \
 	plan-fig1 plan-fig2 plan-fig3 plan-fig4 plan-fig5 plan-attention plan-fig6 plan-table5 plan-laurent2015-fig1 plan-laurent2015-fig2 plan-zhang2017-fig2 plan-zhang2017-fig3
 .DEFAULT_GOAL := help
@@ -68,6 +69,12 @@ data: setup  ## download MNIST, Penn Treebank and text8 (to BNRNN_DATA, or data/
 
 bench: setup  ## time a step of a layer against nn.LSTM and a naive loop (QUICK=1: two minutes; DEVICE=cuda)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(ARGS)
+
+campaign: setup  ## spend HOURS=3 on the runs that are worth most (conf/campaign.yaml), with JOBS=2 side by side
+	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) out_dir=$(OUT) $(ARGS)
+
+status: setup  ## what of the campaign is finished, running and left, and how long the rest takes
+	@$(PYTHON) -m bnrnn.campaign status out_dir=$(OUT) $(ARGS)
 
 plan-%: setup  ## what a reproduce target would run and how long it takes here: plan-table2, plan-laurent2015-table2
 	$(PYTHON) -m bnrnn.plan experiment=$(key) $(RUN)

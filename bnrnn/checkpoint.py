@@ -1,5 +1,7 @@
 """Everything that a killed run needs to go on as if nothing had happened."""
 
+import gzip
+import io
 import os
 import random
 from pathlib import Path
@@ -24,13 +26,41 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """The state, on the CPU; None if there is none. Raises BnrnnError for a file that cannot be read."""
-    if not path.exists():
+    """The state, on the CPU, from the checkpoint or else from its packed copy; None if there is neither.
+
+    Raises BnrnnError for a file that cannot be read.
+    """
+    found = next((p for p in (path, packed(path)) if p.exists()), None)
+    if found is None:
         return None
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with gzip.open(found) if found.suffix == ".gz" else found.open("rb") as file:
+            return torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file fails in as many ways as there are bytes
-        raise BnrnnError(f"{path} cannot be read ({error}): remove it to begin the run again") from error
+        raise BnrnnError(f"{found} cannot be read ({error}): remove it to begin the run again") from error
+
+
+def packed(path: Path) -> Path:
+    """Where the compressed copy of a checkpoint lies, which a repository can hold."""
+    return path.with_name(path.name + ".gz")
+
+
+def pack(path: Path, most: int) -> bool:
+    """Write the compressed copy of a checkpoint; False, and no copy, where it would have more than `most` bytes."""
+    content = gzip.compress(path.read_bytes(), mtime=0)
+    if len(content) > most:
+        packed(path).unlink(missing_ok=True)
+        return False
+    partial = path.with_suffix(".tmp")
+    partial.write_bytes(content)
+    os.replace(partial, packed(path))
+    return True
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint with its packed copy."""
+    path.unlink(missing_ok=True)
+    packed(path).unlink(missing_ok=True)
 
 
 def random_state() -> dict[str, Any]:

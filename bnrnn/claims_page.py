@@ -8,13 +8,13 @@ from bnrnn import rules
 from bnrnn.rule_history import registered
 from bnrnn.rules import NOT_SHOWN, PROPERTY, Outcome
 from bnrnn.tables import NONE, markdown
-from bnrnn.verdicts import Claim, Tested, metrics_of, sides_of
+from bnrnn.verdicts import Claim, JudgedTest, metrics_of, sides_of
 
 UNITS = {"accuracy": (100, "points", 1), "error": (100, "points", 1), "bpc": (1, "bits", 3), "loss": (1, "nats", 3),
          "ppl": (1, "", 1)}  # fmt: skip
 
 
-def effect_in_words(tested: Tested) -> str:
+def effect_in_words(tested: JudgedTest) -> str:
     """The mean effect with its interval, in the unit that people read."""
     outcome, test = tested.outcome, tested.test
     if outcome is None:
@@ -28,7 +28,7 @@ def effect_in_words(tested: Tested) -> str:
         return _interval(outcome, lambda x: f"{math.exp(-x):.2f}", "in {} of the updates", reverse=True)
     if rule == "less_stable":
         return _interval(outcome, lambda x: f"{math.exp(x):.3g}", "{} times the largest gradient norm")
-    if rule == "larger_rate":
+    if rule in ("larger_rate", "learns_at_larger_rate"):
         return _interval(outcome, lambda x: f"{math.exp(x):.3g}", "{} times the learning rate")
     metrics = metrics_of(test, sides_of(test)[0])
     if len(metrics) > 1:
@@ -44,7 +44,7 @@ def _interval(outcome: Outcome, shown: Callable[[float], str], words: str, rever
     return words.format(shown(outcome.mean) + bounds)
 
 
-def verdict_in_words(tested: Tested) -> str:
+def verdict_in_words(tested: JudgedTest) -> str:
     """The verdict of one test; of too few pairs, or pairs that do not settle it, what they suggest."""
     if tested.outcome is None:
         return "not run"
@@ -119,20 +119,19 @@ def _render_claim(claim: Claim) -> str:
     return f"### {claim.name}: {claim.says}\n\n{claim.where}. **{claim.verdict}**\n\n{markdown(header, rows)}"
 
 
-def rule_in_words(tested: Tested) -> str:
+def rule_in_words(tested: JudgedTest) -> str:
     """A test as claims.yaml has it, in one line."""
     test = tested.test
     sides = [] if test["rule"] == PROPERTY else sides_of(test)
-    named = {"order": " > ", "sides": ", "}.get(
-        "order" if "order" in test else "sides" if "sides" in test else "", " / "
-    )
-    skip = ("scope", "rule", "order", "sides", "of", "than", "where", "experiment", "analysis", "note")
-    rest = ", ".join(f"{k}={_plain(v)}" for k, v in test.items() if k not in skip)
-    where = f" at {_plain(test['where'])}" if "where" in test else ""
-    note = f" ({test['note']})" if "note" in test else ""
-    return (
-        f"`{test['rule']}` [{tested.key}]({tested.key}.md){where}: {named.join(_plain(s) for s in sides)} {rest}{note}"
-    )
+    between = " > " if "order" in test else ", " if "sides" in test else " against "
+    skip = ("scope", "rule", "order", "sides", "of", "than", "where", "experiment", "analysis", "note", "replaced")
+    parts = [f"`{test['rule']}` [{tested.key}]({tested.key}.md)"]
+    parts += [_plain(test["where"])] if "where" in test else []
+    parts += [between.join(_plain(side) for side in sides)] if sides else []
+    parts += [f"{k} {_plain(v)}" for k, v in test.items() if k not in skip]
+    parts += [test["note"]] if "note" in test else []
+    parts += [f"replaced: {test['replaced']}"] if "replaced" in test else []
+    return "; ".join(parts)
 
 
 def _plain(value: Any) -> str:

@@ -8,15 +8,23 @@ class BnrnnError(ValueError):
     """Bad input, data or configuration. The message names the culprit, what was expected and what to do."""
 
 
-def report_errors(main: Callable[[], None], *also: type[Exception]) -> None:
-    """Run a program; what its user can mend (BnrnnError, and the types in `also`) ends it with one message.
+def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
+    """What a user can mend of an error (BnrnnError, and the types in `also`), or None: then it is a bug.
 
-    Anything else is a bug and keeps its traceback. An error inside of hydra's instantiate is unwrapped.
+    An error inside of hydra's instantiate is unwrapped.
+    """
+    cause = error.__cause__ if isinstance(error.__cause__, BnrnnError) else error
+    return cause if isinstance(cause, (BnrnnError, *also)) else None
+
+
+def report_errors(main: Callable[[], None], *also: type[Exception]) -> None:
+    """Run a program; what its user can mend (see `mendable`) ends it with one message.
+
+    Anything else is a bug and keeps its traceback.
     """
     try:
         main()
     except Exception as error:
-        cause = error.__cause__ if isinstance(error.__cause__, BnrnnError) else error
-        if not isinstance(cause, (BnrnnError, *also)):
+        if (cause := mendable(error, *also)) is None:
             raise
         sys.exit(f"error: {cause}")

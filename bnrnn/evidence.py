@@ -190,9 +190,17 @@ def compose_config(*overrides: str, hydra: bool = False) -> DictConfig:
 
 @cache
 def sweep(key: str) -> dict[str, list[str]]:
-    """The grid of an experiment: the values of each swept key, {} for a single run."""
-    params = compose_config(f"experiment={key}", hydra=True).hydra.sweeper.params or {}
-    return {str(k): [v.strip() for v in str(values).split(",")] for k, values in params.items()}
+    """The grid of an experiment: the values of each swept key, {} for a single run.
+
+    Read from the experiment's own file, because composing takes a good part of a second.
+    """
+    path = ROOT / "conf" / "experiment" / f"{key}.yaml"
+    if not path.exists():
+        raise BnrnnError(
+            f"experiment={key} is unknown: there is no {path.relative_to(ROOT)}; use a file that exists there"
+        )
+    sweeper = yaml.safe_load(path.read_text()).get("hydra", {}).get("sweeper", {})
+    return {str(k): [v.strip() for v in str(values).split(",")] for k, values in sweeper.get("params", {}).items()}
 
 
 def run_files(key: str, results_dir: Path) -> list[Path]:

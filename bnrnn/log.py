@@ -77,8 +77,9 @@ class RunLog:
         say(text, self.title)
 
     def bar(self, total: int, initial: int = 0, what: str = "updates") -> tqdm:
-        """A progress bar on a terminal, nothing elsewhere."""
-        return tqdm(total=total, initial=initial, desc=f"{self.title} {what}".strip(), disable=None, leave=False,
+        """A progress bar on a terminal; nothing elsewhere, or if the variable TQDM_DISABLE is set."""
+        hidden = True if os.environ.get("TQDM_DISABLE") else None  # None: unless it is a terminal
+        return tqdm(total=total, initial=initial, desc=f"{self.title} {what}".strip(), disable=hidden, leave=False,
                     unit=f" {what if what == 'updates' else 'batches'}", dynamic_ncols=True)  # fmt: skip
 
     def track(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:

@@ -40,7 +40,10 @@ class Interrupted(SystemExit):
 
 
 class Stop:
-    """Turns SIGTERM and SIGINT into a flag while used as a context manager; a second SIGINT interrupts at once."""
+    """Turns SIGTERM and SIGINT into a flag while used as a context manager; a second SIGINT interrupts at once.
+
+    A signal that arrives after the last `check` is delivered again at the end of the context, so it is never lost.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -58,6 +61,8 @@ class Stop:
     def __exit__(self, *error: object) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
+        if self.received is not None and (error[1] is None or isinstance(error[1], Exception)):
+            signal.raise_signal(self.received)
 
     def check(self) -> None:
         """Raise Interrupted if a signal has arrived."""

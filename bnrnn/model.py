@@ -27,6 +27,7 @@ class SequenceModel(nn.Module):
         dropout: probability of a zero in all that is not recurrent: embedded ids, outputs between layers and before
             the readout (Zaremba et al. 2014, arXiv:1409.2329, section 3.1).
         num_layers, bidirectional: those of bnrnn.stack.Stack.
+        scored_steps: how many steps, the last of a sequence, have logits; None for all. Follows from the data.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class SequenceModel(nn.Module):
         dropout: float = 0.0,
         embedding_size: int | None = None,
         learned_state: bool = True,
+        scored_steps: int | None = None,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(input_size, embedding_size) if embedding_size else None
@@ -51,6 +53,7 @@ class SequenceModel(nn.Module):
         self.layer.checks_finite = self.embedding is None
         self.head = nn.Linear(self.layer.num_directions * hidden_size, output_size)
         self.state_noise, self.dropout = state_noise, dropout
+        self.first_scored = None if scored_steps is None else -scored_steps
         states = {name: torch.zeros(len(self.layer.layers), hidden_size) for name in self.layer.state_names}
         self.initial_state = nn.ParameterDict(states if learned_state else {})
         if init is not None:
@@ -58,8 +61,8 @@ class SequenceModel(nn.Module):
 
     def forward(
         self, x: Float[Tensor, "T B I"] | Int[Tensor, "T B"] | Padded, state: State | None = None, t_start: int = 0
-    ) -> tuple[Float[Tensor, "T B V"], State]:
-        """Logits after every time step, and the state after the last, from which t_start = T goes on."""
+    ) -> tuple[Float[Tensor, "S B V"], State]:
+        """Logits after every time step that is scored, and the state after the last, from which t_start = T goes on."""
         x, lengths = x if isinstance(x, Padded) else (x, None)
         if state is None:
             state = self._initial_state(x.shape[1])
@@ -67,7 +70,7 @@ class SequenceModel(nn.Module):
             check_values(x, self.embedding.num_embeddings)
             x = F.dropout(self.embedding(x), self.dropout, self.training)
         y, ended = self.layer(x, state, t_start, lengths)
-        return self.head(F.dropout(y, self.dropout, self.training)), ended
+        return self.head(F.dropout(y[self.first_scored :], self.dropout, self.training)), ended
 
     def _initial_state(self, batch_size: int) -> State:
         if self.initial_state:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.utils import instantiate
@@ -25,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn import checkpoint
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.evidence import compose_config, sweep
+from bnrnn.evidence import ROOT, compose_config, sweep
 from bnrnn.log import RunLog
 from bnrnn.loop import Stop, Trainer, TrainState, outputs
 from bnrnn.norm import batch_statistics, estimated_together, has_batch_norm
@@ -39,13 +41,32 @@ NUM_UPDATES = 4  # the first of which is not counted
 
 @dataclass
 class Cell:
-    """One cell: its configuration, where it is or will be, and how far it is."""
+    """One cell of a sweep.
 
+    Args:
+        choices: all of its overrides, from which its configuration is composed.
+        overrides: those of them that name its folder and stand in its result.
+        folder: where its run is or will be.
+        done: updates made so far, where `cells` has looked.
+        state: finished, diverged, begun or to do, where `cells` has looked.
+    """
+
+    choices: list[str]
     overrides: dict[str, str]
-    cfg: DictConfig
     folder: Path
-    done: int  # updates
-    state: str  # finished, diverged, begun, to do
+    done: int = 0
+    state: str = "to do"
+
+    @cached_property
+    def cfg(self) -> DictConfig:
+        """Its configuration, composed when it is first needed: that takes a good part of a second."""
+        return apply_trial(compose_config(*self.choices))
+
+    @property
+    def title(self) -> str:
+        """What people call it: its experiment and its overrides."""
+        experiment = next(c.split("=", 1)[1] for c in self.choices if c.startswith("experiment="))
+        return " ".join([experiment, *(f"{k}={v}" for k, v in self.overrides.items())])
 
 
 @dataclass
@@ -63,32 +84,48 @@ class Cost:
 
 
 def cells(arguments: list[str]) -> list[Cell]:
-    """Every cell that these overrides of `python -m bnrnn.train` would run, in hydra's order."""
+    """Every cell that these overrides of `python -m bnrnn.train` would run, in hydra's order, and how far each is."""
+    found = expand(arguments)
+    for cell in found:
+        if (cell.folder / FILE).exists():
+            result = Result.read(cell.folder / FILE)
+            check_same_config(result.config, config_record(cell.cfg), cell.folder / FILE)
+            cell.done, cell.state = result.updates, result.status
+        elif (saved := checkpoint.load(cell.folder / CHECKPOINT)) is not None:
+            cell.done, cell.state = saved["state"]["update"], "begun"
+    return found
+
+
+def expand(arguments: list[str]) -> list[Cell]:
+    """Every cell that these overrides of `python -m bnrnn.train` would run, in hydra's order.
+
+    No configuration is composed, so that a long list of sweeps takes no time.
+    """
     key = next((a.split("=", 1)[1] for a in arguments if a.startswith("experiment=")), None)
     if key is None:
         raise BnrnnError("a plan needs experiment=<paper>/<table>")
-    grid = dict(sweep(key))
-    for override in OverridesParser.create().parse_overrides(arguments):
-        if not override.is_hydra_override() and override.key_or_group != "experiment":
-            values = override.sweep_string_iterator() if override.is_sweep_override() else [override.get_value_string()]
-            grid[override.input_line.split("=")[0].lstrip("+") if override.input_line else ""] = list(values)
-    excluded = compose_config(f"experiment={key}", hydra=True).hydra.job.config.override_dirname.exclude_keys
+    lines = [f"{k}={','.join(values)}" for k, values in sweep(key).items()] + arguments
+    overrides = [o for o in OverridesParser.create().parse_overrides(lines) if not o.is_hydra_override()]
+    grid = {}  # as hydra's own sweeper makes it: a later value replaces an earlier one, in its place
+    for o in overrides:
+        values = o.sweep_string_iterator() if o.is_sweep_override() else [o.get_value_element_as_str()]
+        grid[o.get_key_element()] = list(values)
+
+    root = yaml.safe_load((ROOT / "conf" / "train.yaml").read_text())
+    unnamed = root["hydra"]["job"]["config"]["override_dirname"]["exclude_keys"]
+    given = {"out_dir": root["out_dir"], "budget": next(d["budget"] for d in root["defaults"] if "budget" in d)}
+    given |= {o.key_or_group: str(o.value()) for o in overrides}
+    parent = Path(given["out_dir"], key, given["budget"])
     return [
-        _cell(key, dict(zip(grid, values, strict=True)), list(excluded)) for values in itertools.product(*grid.values())
+        _cell(dict(zip(grid, values, strict=True)), parent, unnamed) for values in itertools.product(*grid.values())
     ]
 
 
-def _cell(key: str, chosen: dict[str, str], excluded: list[str]) -> Cell:
-    cfg = apply_trial(compose_config(f"experiment={key}", *(f"{k}={v}" for k, v in chosen.items())))
-    overrides = {k: v for k, v in sorted(chosen.items()) if k not in excluded}
-    name = ",".join(f"{k}={v}" for k, v in overrides.items())
-    folder = Path(cfg.out_dir, cfg.name, cfg.budget.name, name)
-    if (folder / FILE).exists():
-        result = Result.read(folder / FILE)
-        check_same_config(result.config, config_record(cfg), folder / FILE)
-        return Cell(overrides, cfg, folder, result.updates, result.status)
-    saved = checkpoint.load(folder / CHECKPOINT)
-    return Cell(overrides, cfg, folder, saved["state"]["update"] if saved else 0, "begun" if saved else "to do")
+def _cell(chosen: dict[str, str], parent: Path, unnamed: list[str]) -> Cell:
+    named = {k: v for k, v in chosen.items() if k.lstrip("+") not in unnamed}
+    name = ",".join(sorted(f"{k}={v}" for k, v in named.items()))  # hydra sorts the overrides, not their keys
+    overrides = dict(sorted((k.lstrip("+"), v) for k, v in named.items()))
+    return Cell([f"{k}={v}" for k, v in chosen.items()], overrides, parent / name)
 
 
 def measure(record: dict[str, Any]) -> Cost:

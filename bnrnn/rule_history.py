@@ -9,10 +9,10 @@ import yaml
 
 from bnrnn.evidence import ROOT
 from bnrnn.tables import NONE
-from bnrnn.verdicts import Tested
+from bnrnn.verdicts import JudgedTest
 
 
-def registered(tested: Tested) -> str:
+def registered(tested: JudgedTest) -> str:
     """The commit that brought the test, and whether it came before the runs: each was begun with it or a later one."""
     if not tested.commits:
         return NONE

@@ -120,13 +120,13 @@ def ends_better(pairing: Pairing) -> Outcome:
     else:
         tables = [[sign(m) * (of - than) / abs(than) for of, than in pairing.values(k)] for k, m in enumerate(names)]
         effects = [min(row) for row in zip(*tables, strict=True)]
-    return Outcome(tuple(effects), test["margin"])
+    return Outcome(tuple(effects), float(test["margin"]))
 
 
 def no_worse(pairing: Pairing) -> Outcome:
     """The first side ends no worse than the second by the margin or more."""
     outcome = ends_better(pairing)
-    return Outcome(outcome.effects, -pairing.test["margin"])
+    return Outcome(outcome.effects, -float(pairing.test["margin"]))
 
 
 def ranking(pairing: Pairing) -> Outcome:
@@ -138,7 +138,7 @@ def ranking(pairing: Pairing) -> Outcome:
 
 def alike(pairing: Pairing) -> Outcome:
     """The sides end within the margin of one another; the effect is their range, with a minus."""
-    return Outcome(tuple(min(row) - max(row) for row in pairing.values()), -pairing.test["margin"])
+    return Outcome(tuple(min(row) - max(row) for row in pairing.values()), -float(pairing.test["margin"]))
 
 
 def reaches_first(pairing: Pairing) -> Outcome:
@@ -206,6 +206,19 @@ def larger_rate(pairing: Pairing) -> Outcome:
     return Outcome(tuple(effects))
 
 
+def learns_at_larger_rate(pairing: Pairing) -> Outcome:
+    """The largest learning rate at which the first side reaches the level is above that of the second. The effect is
+    the logarithm of the ratio; a side that reaches it at no rate counts with half of the smallest."""
+    test, metric, effects = pairing.test, pairing.metrics[0][0], []
+    for sides in pairing.by_seed.values():
+        largest = []
+        for runs in sides:
+            learned = [float(run.overrides[test["key"]]) for run in runs if run.reached(metric, test["level"])]
+            largest.append(max(learned, default=min(float(run.overrides[test["key"]]) for run in runs) / 2))
+        effects.append(math.log(largest[0] / largest[1]))
+    return Outcome(tuple(effects))
+
+
 def within(values: Sequence[float], published: float, tolerance: float) -> Outcome:
     """Each value is within the tolerance of the published one; the effect is the tolerance less the distance."""
     return Outcome(tuple(tolerance - abs(value - published) for value in values))
@@ -214,7 +227,8 @@ def within(values: Sequence[float], published: float, tolerance: float) -> Outco
 RULES: dict[str, Callable[[Pairing], Outcome]] = {
     rule.__name__: rule
     for rule in (
-        ends_better, no_worse, ranking, alike, reaches_first, settles_first, diverges, less_stable, larger_rate
+        ends_better, no_worse, ranking, alike, reaches_first, settles_first, diverges, less_stable, larger_rate,
+        learns_at_larger_rate,
     )
 }  # fmt: skip
 PROPERTY = "property"  # of an analysis that has draws or models in place of pairs: every one of them has it

@@ -6,9 +6,10 @@ python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 import ctypes
 import fcntl
 import os
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +34,30 @@ from bnrnn.scan import ENGINES, set_backend
 from bnrnn.search import apply_trial
 
 CHECKPOINT = "checkpoint.pt"
+LOCK = "run.lock"
+
+
+class Locked(BnrnnError):
+    """Another process is training the run."""
 
 
 def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = None, title: str = "") -> Result:
     """Train one cell in `run_dir`, or go on where it stopped, or return the result that is already there.
 
-    Raises BnrnnError for bad input, and bnrnn.loop.Interrupted after SIGTERM or SIGINT, with everything saved.
+    Raises BnrnnError for bad input, Locked if another process is training it, and bnrnn.loop.Interrupted after SIGTERM
+    or SIGINT, with everything saved.
     """
     cfg = apply_trial(cfg)
     record = config_record(cfg)
-    if (run_dir / FILE).exists():
-        result = Result.read(run_dir / FILE)
-        check_same_config(result.config, record, run_dir / FILE)
-        say(f"{os.path.relpath(run_dir)}: {result.status} before", title)
-        return result
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with _locked(run_dir):
-        return _train(cfg, record, run_dir, overrides or {}, title)
+    if not (run_dir / FILE).exists():
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with _locked(run_dir):
+            if not (run_dir / FILE).exists():  # another process may have finished the run before we got the lock
+                return _train(cfg, record, run_dir, overrides or {}, title)
+    result = Result.read(run_dir / FILE)
+    check_same_config(result.config, record, run_dir / FILE)
+    say(f"{os.path.relpath(run_dir)}: {result.status} before", title)
+    return result
 
 
 def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: dict[str, str], title: str) -> Result:
@@ -100,7 +108,7 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         )
         log.finish(result.status, metrics)
         result.write(run_dir)
-        (run_dir / CHECKPOINT).unlink()
+        checkpoint.remove(run_dir / CHECKPOINT)
         log.say(f"{result.status} at update {state.update}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
     return result
 
@@ -198,13 +206,35 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def _locked(run_dir: Path) -> Iterator[None]:
-    """Keep a second process out of the same cell; a killed process leaves no lock behind."""
-    with (run_dir / "run.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BnrnnError(f"{run_dir} is being trained by another process: wait for it or stop it") from None
+    """Keep a second process out of the same cell; a killed process leaves no lock behind.
+
+    A process that only asks whether the lock is held (`is_being_trained`) has it for an instant, so one failure is not
+    enough.
+    """
+    with (run_dir / LOCK).open("w") as file:
+        for attempt in range(5):
+            if attempt > 0:
+                time.sleep(0.05)
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+        else:
+            raise Locked(f"{run_dir} is being trained by another process: wait for it or stop it")
         yield
+
+
+def is_being_trained(run_dir: Path) -> bool:
+    """Whether a process holds the lock of the run. The question creates no file, and two that ask do not collide."""
+    try:
+        file = (run_dir / LOCK).open("rb")
+    except FileNotFoundError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="train")

@@ -22,7 +22,7 @@ OWN = ("metric", "experiment")  # keys of a side that are no overrides
 
 
 @dataclass(frozen=True)
-class Tested:
+class JudgedTest:
     """A test of a claim with what came out; without an outcome it has not been run."""
 
     claim: str
@@ -48,16 +48,16 @@ class Claim:
     paper: str
     says: str
     where: str
-    tested: list[Tested]
+    tested: list[JudgedTest]
 
     @property
-    def counted(self) -> list[Tested]:
+    def counted(self) -> list[JudgedTest]:
         """The tests that the verdict rests on: of the strongest evidence that shows something, or else that was run.
 
         The paper's data and length come first, then shorter runs on its data, the longest first, then other data. A
         test that a better rule replaced does not count.
         """
-        groups: dict[tuple[int, int], list[Tested]] = {}
+        groups: dict[tuple[int, int], list[JudgedTest]] = {}
         for tested in self.tested:
             if "replaced" not in tested.test:
                 scope = tested.test["scope"]
@@ -79,7 +79,7 @@ class Claim:
         return verdict if self.scope == "paper" else rules.in_part(verdict)
 
 
-def _together(tests: list[Tested]) -> str:
+def _together(tests: list[JudgedTest]) -> str:
     return rules.combined([t.verdict for t in tests])
 
 
@@ -95,7 +95,7 @@ def load_claims(results_dir: Path, root: Path = ROOT) -> list[Claim]:
     return claims
 
 
-def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: Load, where: str) -> Tested:
+def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: Load, where: str) -> JudgedTest:
     """Run one test. Raises BnrnnError, naming the claim, for an entry that cannot be understood."""
     if test.get("scope") not in SCOPES:
         raise BnrnnError(f"{where}: scope is {test.get('scope')!r}: use {', '.join(SCOPES)}")
@@ -106,27 +106,27 @@ def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: 
     choices = [_choose(paper, test, side, load) for side in sides]
     seeds = sorted(set.intersection(*(set(chosen) for chosen in choices)))
     if not seeds:
-        return Tested(name, paper, test, None)
+        return JudgedTest(name, paper, test, None)
     pairing = Pairing(test, {s: [chosen[s] for chosen in choices] for s in seeds}, [metrics_of(test, s) for s in sides])
     outcome = rule(pairing)
     outcome = Outcome(outcome.effects, outcome.threshold, outcome.unanimous, tuple(sorted(pairing.marks)))
     runs = [run for chosen in choices for s in seeds for run in chosen[s]]
-    return Tested(name, paper, test, outcome, tuple(sorted({run.result.commits[0] for run in runs})))
+    return JudgedTest(name, paper, test, outcome, tuple(sorted({run.result.commits[0] for run in runs})))
 
 
-def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Path) -> Tested:
+def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Path) -> JudgedTest:
     """A test of an analysis: its module has the property as a function that says of every draw whether it has it."""
     key = f"{paper}/{test['analysis']}"
     path, module = results_dir / f"{key}.json", load_analysis(key)
     if module is None or not path.exists():
-        return Tested(name, paper, test, None)
+        return JudgedTest(name, paper, test, None)
     result = json.loads(path.read_text())
     if test.get("updates", result.get("updates")) != result.get("updates"):
-        return Tested(name, paper, test, None)
+        return JudgedTest(name, paper, test, None)
     known = ("scope", "rule", "analysis", "property", "updates", "note", "replaced")
     has = getattr(module, test["property"])(result, **{k: v for k, v in test.items() if k not in known})
     outcome = Outcome(tuple(1.0 if held else -1.0 for held in has), unanimous=True)
-    return Tested(name, paper, test, outcome, (result["commit"],))
+    return JudgedTest(name, paper, test, outcome, (result["commit"],))
 
 
 def sides_of(test: dict[str, Any]) -> list[dict[str, Any]]:

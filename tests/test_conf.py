@@ -47,7 +47,10 @@ def build(cfg):
 def test_an_experiment_is_called_by_its_path_and_begins_with_its_package(key):
     text = (CONF / "experiment" / f"{key}.yaml").read_text()
     assert text.startswith("# @package _global_\n"), "hydra reads it only in the first line"
-    assert compose_config(f"experiment={key}").name == key
+    cfg = compose_config(f"experiment={key}", hydra=True)
+    assert cfg.name == key
+    swept = {str(k): [v.strip() for v in str(values).split(",")] for k, values in cfg.hydra.sweeper.params.items()}
+    assert sweep(key) == swept, "the grid is read from this file alone"
 
 
 @pytest.mark.parametrize("key", EXPERIMENTS)
@@ -73,6 +76,7 @@ def test_every_budget_says_how_long_an_experiment_takes(key, budget):
     updates, eval_every = cfg.budget.updates or cfg.budget.epochs * 300, cfg.budget.eval_every or 300
     assert updates >= eval_every > 0
     assert updates == {"cpu": 2500, "smoke": 4}.get(budget, updates)
+    assert cfg.budget.name == budget
 
 
 @pytest.mark.parametrize("model", options("model"))

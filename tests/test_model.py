@@ -36,6 +36,21 @@ def test_it_starts_from_the_learned_state_and_reads_out_every_step(options):
     assert all((state.grad.abs().sum(1) > 0).all() for state in model.initial_state.values())
 
 
+def test_only_the_last_steps_are_read_out_where_only_they_are_scored():
+    torch.manual_seed(0)
+    whole, model = SequenceModel(LSTM, **SIZES), SequenceModel(LSTM, **SIZES, scored_steps=2)
+    model.load_state_dict(whole.state_dict())
+    x = torch.randn(5, 6, 2)
+    (logits, _), (expected, _) = model(x), whole(x)
+    assert logits.shape == (2, 6, 3)
+    assert_near("logits", expected[-2:], logits)
+    logits.square().sum().backward()
+    expected[-2:].square().sum().backward()
+    for (name, p), q in zip(model.named_parameters(), whole.parameters(), strict=True):
+        if q.grad is not None:
+            assert_near(name, q.grad, p.grad)
+
+
 def test_state_noise_is_drawn_anew_in_every_pass_also_in_evaluation_for_every_h_and_no_c():
     layer = partial(BNLSTM, gamma_init=1.0)
     model = SequenceModel(layer, **SIZES | {"input_size": 1, "t_max": 2}, state_noise=0.1, num_layers=2)

@@ -1,5 +1,7 @@
 """What a plan says before anything is started."""
 
+from pathlib import Path
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -23,8 +25,23 @@ def test_the_cells_are_those_that_a_multirun_would_have(arguments, tmp_path):
         ("lstm", "0"), ("lstm", "1"), ("bn_lstm", "0"), ("bn_lstm", "1"),
     ]  # fmt: skip
     assert {c.state for c in planned} == {"to do"}
-    assert planned[0].folder == tmp_path / "quickstart/smoke/data=digits,model=lstm,model.hidden_size=8,seed=0"
+    assert planned[0].folder == tmp_path / "quickstart/smoke/data=digits,model.hidden_size=8,model=lstm,seed=0"
     assert len(plan.cells(["experiment=cooijmans2016/table1"])) == 18
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["experiment=cooijmans2016/fig6_pmnist", "model.layer.gamma_init=0.10,1e-3"],
+        ["experiment=laurent2015/table2", "setting=small", "++budget.epochs=1", "budget=cpu", "out_dir='a b'"],
+        ["experiment=cooijmans2016/table5_mnist_lr", "device=cpu"],
+    ],
+)
+def test_a_cell_has_the_folder_that_hydra_gives_it(arguments):
+    for cell in plan.expand(arguments):
+        cfg = compose_config(*cell.choices, hydra=True)
+        assert cell.folder == Path(cfg.out_dir, cfg.name, cfg.budget.name, cfg.hydra.job.override_dirname)
+        assert cell.folder.name == cfg.hydra.job.override_dirname
 
 
 def test_what_is_done_and_begun_is_told_from_what_is_left(arguments):

@@ -1,12 +1,16 @@
 """The whole path on the embedded digits: train, stop, kill, resume, and what a run leaves behind."""
 
+import fcntl
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,9 +21,9 @@ from bnrnn.checkpoint import MODEL
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import ROOT, compose_config
 from bnrnn.log import read_jsonl
-from bnrnn.loop import has_diverged
+from bnrnn.loop import Stop, has_diverged
 from bnrnn.results import Result
-from bnrnn.train import CHECKPOINT, choose_device, train
+from bnrnn.train import CHECKPOINT, LOCK, Locked, choose_device, is_being_trained, train
 
 SHORT = (
     "budget.updates=6",
@@ -109,6 +113,26 @@ def test_validation_with_population_statistics_is_recorded_and_selects_a_model_o
     with pytest.raises(SystemExit):
         interrupt_at(7, wanted, tmp_path / "c")
     assert train(wanted, tmp_path / "c").metrics == result.metrics
+
+
+def test_a_packed_checkpoint_is_small_and_resumes_as_the_checkpoint_does(tmp_path):
+    undisturbed = train(short(), tmp_path / "a")
+    with pytest.raises(SystemExit):
+        interrupt_at(4, short(), tmp_path / "b")
+    path = tmp_path / "b" / CHECKPOINT
+    assert not checkpoint.pack(path, most=100) and not checkpoint.packed(path).exists()
+    assert checkpoint.pack(path, most=10**6)
+    assert checkpoint.packed(path).stat().st_size < path.stat().st_size / 2
+    path.unlink()
+    assert train(short(), tmp_path / "b").metrics == undisturbed.metrics
+    assert without_time(tmp_path / "b") == without_time(tmp_path / "a")
+    assert not checkpoint.packed(path).exists()
+
+
+def test_a_damaged_packed_checkpoint_is_named(tmp_path):
+    checkpoint.packed(tmp_path / CHECKPOINT).write_bytes(b"\x1f\x8bnothing")
+    with pytest.raises(BnrnnError, match=r"checkpoint.pt.gz cannot be read .*: remove it to begin the run again"):
+        checkpoint.load(tmp_path / CHECKPOINT)
 
 
 def test_a_model_without_statistics_is_measured_once(tmp_path):
@@ -202,6 +226,45 @@ def test_sigterm_saves_first_and_the_run_goes_on_bit_for_bit(tmp_path):
         assert resumed.metrics == whole.metrics
         assert without_time(run_dir) == without_time(tmp_path / "whole")
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_signal_after_the_last_check_is_not_lost():
+    """It arrives while the result is written: the run is finished, and the sweep ends."""
+    with pytest.raises(KeyboardInterrupt), Stop():
+        signal.raise_signal(signal.SIGINT)
+    stop = Stop()
+    stop.received = signal.SIGTERM
+    with pytest.raises(Interrupted), stop:  # once is enough
+        stop.check()
+
+
+def test_a_run_that_another_process_finished_before_we_had_the_lock_is_not_made_again(tmp_path, monkeypatch):
+    first = train(short(), tmp_path / "a")
+
+    @contextmanager
+    def lock_late(run_dir):
+        shutil.copy(tmp_path / "a" / "result.json", run_dir)
+        yield
+
+    monkeypatch.setattr("bnrnn.train._locked", lock_late)
+    assert train(short(), tmp_path / "b") == first
+    assert not (tmp_path / "b" / "metrics.jsonl").exists()
+
+
+def test_a_lock_that_is_held_for_an_instant_does_not_matter_and_one_that_stays_is_an_error_of_its_own(tmp_path):
+    assert not is_being_trained(tmp_path) and list(tmp_path.iterdir()) == []
+    with (tmp_path / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert is_being_trained(tmp_path)
+        with pytest.raises(Locked, match="is being trained by another process"):
+            train(short(), tmp_path)
+    with (tmp_path / LOCK).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as is_being_trained does
+        assert not is_being_trained(tmp_path)
+        release = threading.Timer(0.08, fcntl.flock, (file, fcntl.LOCK_UN))
+        release.start()
+        assert train(short(), tmp_path).status == "finished"
+        release.join()
 
 
 def start(run_dir: Path, *overrides: str) -> subprocess.Popen:

@@ -16,13 +16,14 @@ POOL = 12  # batches whose sequences are sorted by length together, as in the rc
 class Batch(NamedTuple):
     """Time-major inputs, and the class to predict at each step, IGNORE where nothing is scored.
 
+    Targets may have fewer steps than the inputs: those at the end of the sequences, the only ones that are scored.
     Inputs are features (T, B, I), or ids (T, B), or whatever else the data's model reads: a tuple of tensors and plain
     values. `carried`: the sequences go on where those of the batch before ended. `t_start`: how many of their steps
     have been before, as far as population statistics per time step are concerned.
     """
 
     inputs: Float[Tensor, "T B I"] | Int[Tensor, "T B"] | Any
-    targets: Int[Tensor, "T B"]
+    targets: Int[Tensor, "S B"]
     carried: bool = False
     t_start: int = 0
 
@@ -92,7 +93,7 @@ def by_length(
 
 def model_sizes(data: SequenceData) -> dict[str, int]:
     """Arguments of a model's constructor that follow from the data."""
-    names = ("input_size", "output_size", "t_max", "feature_size")
+    names = ("input_size", "output_size", "t_max", "feature_size", "scored_steps")
     return {name: getattr(data, name) for name in names if hasattr(data, name)}
 
 
@@ -122,6 +123,7 @@ class PixelSequences(DataDefaults):
 
     input_size = 1
     output_size = 10
+    scored_steps = 1
     metric = selects_by = "accuracy"
 
     def __init__(
@@ -148,6 +150,4 @@ class PixelSequences(DataDefaults):
         index = torch.arange(len(labels)) if generator is None else torch.randperm(len(labels), generator=generator)
         for chosen in index.split(batch_size)[start:]:
             inputs = (images[chosen].T.float() / self.max_value).unsqueeze(-1)  # (T, B, 1)
-            targets = torch.full(inputs.shape[:2], IGNORE)
-            targets[-1] = labels[chosen]
-            yield Batch(inputs, targets)
+            yield Batch(inputs, labels[chosen][None])  # (1, B)

@@ -1,0 +1,326 @@
+"""The campaign: real workers on tiny runs, stopped, killed and started again."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from bnrnn import campaign
+from bnrnn.campaign import Options, in_order, parse, run_campaign, work
+from bnrnn.errors import BnrnnError
+from bnrnn.evidence import ROOT
+from bnrnn.log import read_jsonl
+from bnrnn.progress import FIELDS, load_entries, render
+from bnrnn.results import Result
+from bnrnn.train import CHECKPOINT, LOCK, is_being_trained, train
+from tests.test_conf import EXPERIMENTS
+from tests.test_train import interrupt_at, without_time
+
+TINY = ["model.hidden_size=8", "budget.eval_every=20", "budget.eval_batches=1", "budget.population_batches=1",
+        "log_every=5"]  # fmt: skip
+
+
+def entry(*overrides: str, updates: int = 5, **keys: object) -> dict[str, object]:
+    given = {"experiment": "quickstart", "overrides": [*TINY, f"budget.updates={updates}", *overrides], "seeds": "0"}
+    return given | {"claims": ["Q1"], "hours": 0.5} | keys
+
+
+def write(folder: Path, *entries: dict[str, object]) -> Options:
+    """The options of a campaign with these entries, in this folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "campaign.yaml").write_text(yaml.safe_dump(list(entries)))
+    return Options(hours=1.0, file=folder / "campaign.yaml", out_dir=folder / "results")
+
+
+def cells_of(options: Options) -> list:
+    return in_order(load_entries(options.file, options.out_dir), "")
+
+
+def start(options: Options) -> subprocess.Popen:
+    given = [f"{key}={getattr(options, key)}" for key in ("hours", "jobs", "file", "out_dir")]
+    command = [sys.executable, "-m", "bnrnn.campaign", *given]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(condition, process: subprocess.Popen | None = None) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end and (process is None or process.poll() is None)
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def hold(folder: Path):
+    """An open file that holds the lock of a run, as the process that trains it does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / LOCK).open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def test_a_worker_trains_in_order_what_is_neither_finished_nor_being_trained(tmp_path, capsys):
+    cells = cells_of(write(tmp_path, entry("model=bn_lstm", seeds="0,1"), entry("model=lstm", seeds="0,1")))
+    train(cells[1].cfg, cells[1].folder, cells[1].overrides)
+    capsys.readouterr()
+    failed = {}
+    with hold(cells[2].folder):
+        work(cells, failed)
+    begun = [line for line in capsys.readouterr().out.splitlines() if "from the start" in line]
+    assert [line.split(": ")[0] for line in begun] == [cells[0].title, cells[3].title]
+    assert failed == {} and not (cells[2].folder / "result.json").exists()
+    stored = Result.read(cells[0].folder / "result.json")
+    assert stored.overrides == cells[0].overrides and stored.updates == 5
+
+
+def test_a_worker_takes_the_next_run_if_another_was_faster(tmp_path, monkeypatch):
+    cells = cells_of(write(tmp_path, entry("model=lstm", seeds="0,1")))
+    monkeypatch.setattr(campaign, "is_being_trained", lambda folder: len(tried) > 0 and folder == cells[0].folder)
+    tried = []
+    monkeypatch.setattr(campaign, "train", lambda *run: tried.append(run[1]) or train(*run))
+    failed = {}
+    with hold(cells[0].folder):
+        work(cells, failed)
+    assert tried == [cells[0].folder, cells[1].folder] and failed == {}
+
+
+def test_a_run_that_fails_does_not_stop_the_others_even_if_it_is_a_bug(tmp_path, monkeypatch, capsys):
+    cells = cells_of(write(tmp_path, entry("grad_klip=3"), entry("model=lstm", seeds="0,1")))
+
+    def train_or_fail(cfg, folder, *rest):
+        if folder == cells[2].folder:
+            raise RuntimeError("a bug")
+        return train(cfg, folder, *rest)
+
+    monkeypatch.setattr(campaign, "train", train_or_fail)
+    failed = {}
+    work(cells, failed)
+    assert list(failed) == [cells[0].folder, cells[1].folder, cells[2].folder]
+    assert "grad_klip" in failed[cells[0].folder]
+    assert failed[cells[2].folder] == f"{cells[2].title} failed: RuntimeError: a bug"
+    assert "Traceback" in capsys.readouterr().err
+    assert (cells[3].folder / "result.json").exists()
+
+
+def test_one_worker_begins_with_the_long_runs_and_the_others_leave_them_for_last(tmp_path):
+    options = write(tmp_path, entry("model=lstm"), entry("model=bn_lstm", lane="long"), entry("data=digits", seeds="1"))
+    titles = {lane: [c.title for c in in_order(load_entries(options.file, options.out_dir), lane)]
+              for lane in ("", "long", "short")}  # fmt: skip
+    first, long, *last = titles[""]
+    assert titles["long"] == [long, first, *last]
+    assert titles["short"] == [first, *last, long]
+
+
+@pytest.mark.slow
+def test_two_workers_share_the_runs_a_failed_one_is_listed_last_and_the_status_is_1(tmp_path):
+    options = write(tmp_path, entry(f"data_dir={tmp_path}", "data=smnist", "model=lstm"), entry(seeds="0,1"))
+    options.jobs = 2
+    process = start(options)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, output
+    cells = cells_of(options)
+    assert all((cell.folder / "result.json").exists() for cell in cells[1:])
+    for cell in cells[1:]:
+        assert output.count(f"{cell.title}: ") and output.count("from the start") == 4
+        assert output.count(f"{cell.title}: finished") == 1
+    assert "resumed" not in output and "Traceback" not in output
+    *_, before, last = output.splitlines()
+    assert last.startswith(f"{cells[0].title} failed: ") and "run `make data`" in last
+    assert "4 of 5 runs are done" in before
+
+
+@pytest.mark.slow
+def test_stopped_when_its_time_is_over_it_resumes_bit_for_bit(tmp_path, monkeypatch, capfd):
+    recipe = entry("model=bn_lstm", "data.state_noise=0.1", updates=300)
+    whole, stopped = (write(tmp_path / name, recipe) for name in ("whole", "stopped"))
+    (reference,), (cell,) = cells_of(whole), cells_of(stopped)
+
+    def now() -> float:
+        """A clock that jumps over the end as soon as the run has made a few updates."""
+        return 1e9 if len(read_jsonl(cell.folder / "metrics.jsonl")) > 3 else 0.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(campaign, "time", SimpleNamespace(sleep=time.sleep, monotonic=now))
+        assert run_campaign(stopped) == 0
+    output = capfd.readouterr().out
+    assert "SIGTERM: saved" in output and f"begun: {cell.title}, " in output and "0 of 1 runs are done" in output
+    assert (cell.folder / CHECKPOINT).exists() and not (cell.folder / "result.json").exists()
+
+    assert run_campaign(stopped) == 0
+    output = capfd.readouterr().out
+    assert f"{cell.title}: " in output and "resumed at update" in output and "1 of 1 runs are done" in output
+    undisturbed = train(reference.cfg, reference.folder, reference.overrides)
+    assert without_time(cell.folder) == without_time(reference.folder)
+    resumed = Result.read(cell.folder / "result.json")
+    assert (resumed.metrics, resumed.best_update) == (undisturbed.metrics, undisturbed.best_update)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_workers_and_is_the_exit_status(tmp_path, monkeypatch, capsys, number):
+    options = write(tmp_path, entry("model=lstm"))
+    options.jobs = 2
+    workers = []
+
+    def start_worker(given: Options, lane: str, report: int) -> subprocess.Popen:
+        workers.append(subprocess.Popen(["sleep", "60"]))
+        if lane == "short":
+            os.kill(os.getpid(), number)
+        return workers[-1]
+
+    monkeypatch.setattr(campaign, "_start", start_worker)
+    with pytest.raises(SystemExit) as stopped:
+        run_campaign(options)
+    assert stopped.value.code == 128 + number
+    assert [w.returncode for w in workers] == [-signal.SIGTERM] * 2
+    assert capsys.readouterr().out.endswith("not measured.\n")
+
+
+def test_a_worker_that_was_killed_is_told_of(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(campaign, "_start", lambda *_: subprocess.Popen(["sh", "-c", "kill -9 $$"]))
+    assert run_campaign(write(tmp_path, entry("model=lstm"))) == 1
+    assert capsys.readouterr().out.endswith("a worker ended with exit status -9: see its message above\n")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: a worker cannot follow a killed parent elsewhere")
+def test_kill_9_of_the_campaign_leaves_no_worker_and_loses_nothing(tmp_path):
+    options = write(tmp_path, entry("model=lstm", updates=100_000))
+    (cell,) = cells_of(options)
+    process = start(options)
+    wait_for(lambda: read_jsonl(cell.folder / "metrics.jsonl"), process)
+    (worker,) = children(process.pid)
+    assert os.getpriority(os.PRIO_PROCESS, worker) == 19
+    process.kill()
+    output, _ = process.communicate(timeout=120)
+    wait_for(lambda: not is_alive(worker))
+    assert process.returncode == -signal.SIGKILL
+    assert "SIGTERM: saved" in output and (cell.folder / CHECKPOINT).exists()
+    assert not is_being_trained(cell.folder)
+
+
+def test_a_worker_stops_at_once_between_two_runs(tmp_path, monkeypatch):
+    cells = cells_of(write(tmp_path, entry("model=lstm")))
+    monkeypatch.setattr(campaign, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit, match="SIGTERM: stopped between"):
+        work(cells, {})
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_worker_whose_parent_has_ended_does_not_begin(tmp_path, monkeypatch, capsys):
+    options = write(tmp_path, entry("model=lstm"))
+    options.parent = os.getpid()  # and not os.getppid()
+    monkeypatch.setattr(campaign.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    monkeypatch.setenv("TQDM_DISABLE", "")  # put back afterwards
+    assert campaign.run_worker(options) == 128 + signal.SIGTERM
+    assert "has ended before its worker began" in capsys.readouterr().out
+    assert not options.out_dir.exists()
+
+
+def test_the_page_tells_what_is_finished_running_begun_and_left(tmp_path):
+    options = write(tmp_path, entry("model=lstm", seeds="0,1,2,3", updates=20), entry("model=rnn", updates=20, why="x"),
+                    entry("model=bn_lstm", "optim.lr=1e37", updates=20))  # fmt: skip
+    finished, running, begun, left, other, diverged = cells_of(options)
+    for cell in (finished, diverged):
+        train(cell.cfg, cell.folder, cell.overrides)
+    for cell in (running, begun):
+        with pytest.raises(SystemExit):
+            interrupt_at(11, cell.cfg, cell.folder)
+    with hold(running.folder):
+        page = render(load_entries(options.file, options.out_dir), options.out_dir)
+    first, second, third = page.splitlines()[2:5]
+    assert "| 1 of 4 | seed=1 10/20 | 1 | 1 | 0.0 |" in first and "model=lstm" in first and first.endswith("| Q1 |")
+    assert "| 0 of 1 | – | 0 | 1 | 0.0 |" in second, "the speed of the other models"
+    assert "| 1 of 1 (1 diverged) | – | 0 | 0 | 0.0 |" in third
+    assert f"running: {running.title}, 10/20 updates, 0.0 hours left" in page
+    assert f"begun: {begun.title}, 10/20 updates, 0.0 hours left" in page
+    assert left.title not in page and other.title not in page
+    assert "2 of 6 runs are done. The others take 0.0 hours" in page
+    assert not (left.folder).exists() and not (other.folder).exists()
+
+
+def test_without_a_measured_speed_the_hours_are_those_of_the_file_and_marked(tmp_path):
+    options = write(tmp_path, entry("model=lstm", seeds="0,1", hours=3), entry("model=bn_lstm", hours=40))
+    page = render(load_entries(options.file, options.out_dir), options.out_dir)
+    assert "| 0 of 2 | – | 0 | 2 | ~3.0 |" in page and "The others take ~43.0 hours" in page
+
+
+def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
+    entries = yaml.safe_load((ROOT / "conf" / "campaign.yaml").read_text())
+    assert all(set(given) <= set(FIELDS) for given in entries)
+    existing = [given for given in entries if given["experiment"] in EXPERIMENTS]
+    options = write(tmp_path, *existing)
+    loaded = load_entries(options.file, options.out_dir)
+    assert len(loaded) == len(existing) > 5 and all(e.cells for e in loaded)
+    folders = [cell.folder for e in loaded for cell in e.cells]
+    assert len(set(folders)) == len(folders), "no run is in two entries"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hours=abc"], "hours=abc is not possible: expected a number of hours above 0"),
+        (["hours=-1"], "hours=-1 is not possible"),
+        (["hours=1", "jobs=0"], "jobs=0 is not possible: expected a number of workers"),
+        (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not possible: expected a file that exists"),
+        (["hours=1", "gobs=2"], "gobs=2 is no option of `train`: use hours=..., jobs=..., file=..., out_dir=..."),
+        (["jobs=1"], "hours=... is missing"),
+        (["stats"], "stats is no command of a campaign: use hours=3 jobs=2, status or work"),
+        (["status", "hours=1"], "hours=1 is no option of `status`: use file=..., out_dir=..."),
+    ],
+)
+def test_an_impossible_option_is_named(arguments, message):
+    with pytest.raises(BnrnnError) as caught:
+        parse(arguments)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (entry(gpu=1), "entry 1 has gpu: its keys are experiment, seeds"),
+        ({"experiment": "quickstart"}, "entry 1 has no seeds: add it"),
+        (entry(seeds="0-3"), "entry 1 has seeds: '0-3', expected such as"),
+        (entry(claims="C2"), "entry 1 has claims: 'C2', expected a list"),
+        (entry(hours=0), "entry 1 has hours: 0, expected a number above 0"),
+        (entry(lane="short"), "entry 1 has lane: 'short', expected long"),
+        (entry("seed=3"), "entry 1 has the override seed=3: use the key"),
+        (entry("model"), "entry 1: "),
+        (entry(experiment="cooijmans2016/table9"), "experiment=cooijmans2016/table9 is unknown: there is no conf/"),
+    ],
+)
+def test_what_is_wrong_in_a_campaign_file_is_named(tmp_path, given, message):
+    options = write(tmp_path, given)
+    with pytest.raises(BnrnnError) as caught:
+        load_entries(options.file, options.out_dir)
+    assert message in str(caught.value) and str(options.file) in str(caught.value)
+
+
+def test_a_campaign_file_that_is_no_list_is_named(tmp_path):
+    (tmp_path / "campaign.yaml").write_text("experiment: quickstart\n")
+    with pytest.raises(BnrnnError, match="must be a list of entries"):
+        load_entries(tmp_path / "campaign.yaml", tmp_path)
+    (tmp_path / "campaign.yaml").write_text("- [unclosed")
+    with pytest.raises(BnrnnError, match="cannot be read"):
+        load_entries(tmp_path / "campaign.yaml", tmp_path)
+
+
+def test_an_error_of_the_command_is_one_line_without_a_traceback():
+    command = [sys.executable, "-m", "bnrnn.campaign", "jobs=many"]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 1 and process.stdout == ""
+    assert process.stderr == "error: jobs=many is not possible: expected a number of workers, such as jobs=2\n"
