@@ -16,6 +16,7 @@ ARGS ?=
 OUT ?= $(if $(filter smoke,$(BUDGET)),outputs,results)
 RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) \
 	$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER),$(if $(filter-out 1,$(JOBS)),hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS))) $(ARGS)
+TABLE5 = mnist_lr mnist_decay mnist_hidden ptb ptb_lstm ptb_batch text8 text8_lstm reader reader_lstm
 key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 
 # A smoke run of an analysis looks at one batch of two short lengths.
@@ -98,7 +99,7 @@ reproduce-fig5: reproduce-table2  ## population statistics over time, of Table 2
 
 reproduce-fig6: reproduce-fig6_pmnist reproduce-fig6_ptb  ## the initial gamma, on permuted MNIST and Penn Treebank
 
-reproduce-table5: $(addprefix reproduce-table5_,mnist_lr mnist_decay mnist_hidden ptb text8)  ## the searched values
+reproduce-table5: $(addprefix reproduce-table5_,$(TABLE5))  ## the searched values
 
 reproduce-laurent2015-fig1: reproduce-laurent2015-table1  ## learning curves of Table 1's speech models
 
@@ -122,7 +123,7 @@ plan-attention: plan-fig4_small_fair
 plan-fig4_small: plan-fig4_small_equal plan-fig4_small_fair
 plan-fig3 plan-fig5: plan-table2
 plan-fig6: plan-fig6_pmnist plan-fig6_ptb
-plan-table5: $(addprefix plan-table5_,mnist_lr mnist_decay mnist_hidden ptb text8)
+plan-table5: $(addprefix plan-table5_,$(TABLE5))
 plan-laurent2015-fig1: plan-laurent2015-table1
 plan-laurent2015-fig2: plan-laurent2015-table2
 plan-zhang2017-fig3: plan-zhang2017-flickr8k

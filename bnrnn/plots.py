@@ -31,6 +31,7 @@ LABELS = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "input_bn_lstm": "input-BN LSTM"
           "valid/accuracy": "validation accuracy (batch statistics)", "train/loss": "training cross-entropy (nats)",
           "valid/loss": "validation cross-entropy (nats)", "valid/error": "validation error (batch statistics)",
           "lstm_reader": "LSTM", "bn_lstm_reader": "BN-LSTM", "bn_everywhere": "BN-everywhere", "bn_e_star": "BN-e*",
+          "lstm_reader_full": "LSTM",
           "bn_e_star_star": "BN-e**", "bn_e_star_star_full": "BN-e**", "cnn_qa_top4": "CNN, shortened passages",
           "cnn_qa": "CNN, whole passages", "babi_qa1": "bAbI, one fact", "babi_qa2": "bAbI, two facts",
           "ieer_cloze": "IE-ER cloze",
@@ -167,7 +168,7 @@ def draw_gradient_norms(log10: dict[str, Tensor], claim: dict[str, Any], path: P
     colors = plt.get_cmap("viridis")
     for k, (gamma, values) in enumerate(log10.items()):
         color = colors(k / len(log10))
-        ax.plot(values.median(0).values, color=color, label=f"gamma {gamma}")
+        ax.plot(values.quantile(0.5, dim=0), color=color, label=f"gamma {gamma}")
         paper = claim["log10"][gamma]
         ax.plot(claim["steps"][: len(paper)], paper, "o", color=color, markerfacecolor="none", markersize=5)
     ax.set(xlabel="time step t", ylabel="log10 of |dloss / dh_t|", xlim=(0, 800), ylim=(-27, 1))

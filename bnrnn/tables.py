@@ -58,6 +58,8 @@ def render(key: str, results_dir: Path) -> str:
     notes = f"experiments/{key.split('/')[0]}/notes.md"
     parts = [f"# {claim['title']}\n", f"Recipe: `conf/experiment/{key}.yaml`. Deviations: `{notes}`.\n"]
     parts += [f"## {title}\n\n{table}" for title, table in sections(key, claim, runs).items()]
+    if "cited" in claim:
+        parts.append(f"## {claim['title']}: quoted from the paper, not ours\n\n{render_cited(claim)}")
     for curve in claim["curves"]:
         if "reach" in curve:
             parts.append(f"## {curve['title']}: time to each level\n\n{render_reach(key, claim, curve, runs)}")
@@ -111,7 +113,10 @@ def render_search(claim: dict[str, Any], runs: list[Run]) -> str:
 
 
 def render_published(key: str, claim: dict[str, Any], part: dict[str, Any], runs: list[Run]) -> str:
-    """Published, ours, difference and verdict of every cell; only runs of the paper's own length count."""
+    """Published, ours, difference and verdict of every cell; only runs of the paper's own length count.
+
+    Ours is what `measured` says of the selected model, or with `best: min` the lowest value of the curve.
+    """
     planned = len(sweep(key)["seed"])
     rows = []
     for col in sweep(key)[claim["cols"]]:
@@ -121,6 +126,12 @@ def render_published(key: str, claim: dict[str, Any], part: dict[str, Any], runs
                 verdict = _verdict(cell, part, published[col], planned)
                 rows.append([f"`{row}`", f"`{col}`", f"{published[col]}", *verdict])
     return markdown([claim["rows"], claim["cols"], "published", "ours", "difference", "verdict"], rows)
+
+
+def render_cited(claim: dict[str, Any]) -> str:
+    """Numbers that the paper prints and no recipe of ours produces: models of other papers, points in the text."""
+    rows = [[c["model"], f"`{col}`", c["what"], f"{v:,}"] for c in claim["cited"] for col, v in c["values"].items()]
+    return markdown([claim["rows"], claim["cols"], "quantity", "quoted"], rows)
 
 
 def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
@@ -139,7 +150,7 @@ def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
 
 
 def _shown(run: Run, part: dict[str, Any]) -> float:
-    """What a column of measured values shows of a run: its number, or the largest or smallest that was recorded."""
+    """The number of a run in a table: with `best`, the largest or smallest that was recorded; else as `measured`."""
     extreme = {"max": run.peak, "min": run.lowest, None: run.measured}[part.get("best")]
     return part.get("scale", 1) * extreme(part["metric"])
 
@@ -158,7 +169,7 @@ def _verdict(cell: list[Run], part: dict[str, Any], published: float, planned: i
     diverged = sum(run.result.status == "diverged" for run in cell)
     if diverged:
         return [NONE, NONE, f"{diverged} of {len(cell)} diverged"]
-    values = [part.get("scale", 1) * run.measured(part["metric"]) for run in cell]
+    values = [_shown(run, part) for run in cell]
     difference, digits = mean(values) - published, part["digits"]
     outcome = within(values, published, part["tolerance"])
     if outcome.n < LEAST_PAIRS:

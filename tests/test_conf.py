@@ -54,6 +54,13 @@ def test_an_experiment_is_called_by_its_path_and_begins_with_its_package(key):
 
 
 @pytest.mark.parametrize("key", EXPERIMENTS)
+def test_a_single_run_of_an_experiment_is_a_cell_of_its_grid(key):
+    """With hydra.mode=RUN there is no sweep: an experiment names its own model and data, not those of train.yaml."""
+    choices = compose_config(f"experiment={key}", hydra=True).hydra.runtime.choices
+    assert all(choices[group] in values for group, values in sweep(key).items() if group in choices)
+
+
+@pytest.mark.parametrize("key", EXPERIMENTS)
 def test_every_value_of_a_grid_composes_and_builds_its_model(key):
     for overrides in cells(key):
         cfg = apply_trial(compose_config(f"experiment={key}", *overrides))

@@ -73,13 +73,39 @@ def test_mean_spread_count_difference_and_verdict(tmp_path):
     for seed, accuracy in (("0", 0.951), ("1", 0.956)):
         put(tmp_path, result(test=accuracy, model="bn_lstm", data="pmnist", seed=seed))
     put(tmp_path, result(test=0.97, model="lstm", data="smnist", seed="0"))
+    for seed, accuracy in (("0", 0.989), ("1", 0.990), ("2", 0.991)):
+        put(tmp_path, result(test=accuracy, model="bn_lstm", data="smnist", seed=seed))
     text = published(tmp_path)
     assert row(text, "`bn_lstm`", "`pmnist`").endswith(
-        "| 95.4 | 95.35 ± 0.35 (n=2 of 3) | -0.05 | reproduced (tolerance 0.5) |"
+        "| 95.4 | 95.35 ± 0.35 (n=2 of 3) | -0.05 | within tolerance, n=2 (tolerance 0.5) |"
     )
-    assert row(text, "`lstm`", "`smnist`").endswith("| 98.9 | 97.00 (n=1 of 3) | -1.90 | differs (tolerance 0.5) |")
+    assert row(text, "`lstm`", "`smnist`").endswith(
+        "| 98.9 | 97.00 (n=1 of 3) | -1.90 | outside tolerance, n=1 (tolerance 0.5) |"
+    )
+    assert row(text, "`bn_lstm`", "`smnist`").endswith(
+        "| 99.0 | 99.00 ± 0.10 (n=3) | +0.00 | reproduced (tolerance 0.5) |"
+    )
     assert row(text, "`lstm`", "`pmnist`").endswith("| – | – | not run at this length |")
     assert text.count("\n") == 2 + 6
+
+
+def test_a_published_best_is_compared_with_the_best_of_the_curve(tmp_path):
+    put(tmp_path, result(model="lstm", data="smnist", seed="0"), curve((500, 1.0, 0.7), (1000, 2.0, 0.6)))
+    claim, runs = load_claim(KEY), load_runs(KEY, tmp_path)
+    part = claim["published"][0] | {"metric": "valid/accuracy"}
+    for best, shown in (({}, "50.00"), ({"best": "max"}, "70.00"), ({"best": "min"}, "60.00")):
+        text = tables.render_published(KEY, claim, part | best, runs)
+        assert f"| 98.9 | {shown} (n=1 of 3) |" in row(text, "`lstm`", "`smnist`")
+
+
+def test_numbers_of_other_papers_are_marked_as_quoted(tmp_path):
+    text = tables.render(KEY, tmp_path)
+    ours, quoted = text.split("quoted from the paper, not ours")
+    assert "iRNN" not in ours
+    assert row(quoted, "iRNN", "`pmnist`") == "| iRNN | `pmnist` | test accuracy (%) | 82.0 |"
+    assert "quoted" not in tables.render_short(KEY, tmp_path)
+    fig4a = tables.render("cooijmans2016/fig4a", tmp_path)
+    assert row(fig4a, "BN-e**", "`cnn_qa_top4`").endswith("| 9,000 |")
 
 
 def test_short_runs_are_never_the_tables_number(tmp_path):
