@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -200,7 +201,21 @@ def sweep(key: str) -> dict[str, list[str]]:
             f"experiment={key} is unknown: there is no {path.relative_to(ROOT)}; use a file that exists there"
         )
     sweeper = yaml.safe_load(path.read_text()).get("hydra", {}).get("sweeper", {})
-    return {str(k): [v.strip() for v in str(values).split(",")] for k, values in sweeper.get("params", {}).items()}
+    return grid_of(f"{key}={values}" for key, values in sweeper.get("params", {}).items())
+
+
+def grid_of(overrides: Iterable[str]) -> dict[str, list[str]]:
+    """The values of each override, written as hydra writes them in the names of folders: 1e-2 is 0.01.
+
+    As in hydra's own sweeper a later override replaces an earlier one, in its place.
+    """
+    grid = {}
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        if not override.is_hydra_override():
+            swept = override.is_sweep_override()
+            values = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
+            grid[override.get_key_element()] = list(values)
+    return grid
 
 
 def run_files(key: str, results_dir: Path) -> list[Path]:

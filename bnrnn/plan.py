@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn import checkpoint
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.evidence import ROOT, compose_config, sweep
+from bnrnn.evidence import ROOT, compose_config, grid_of, sweep
 from bnrnn.log import RunLog
 from bnrnn.loop import Stop, Trainer, TrainState, outputs
 from bnrnn.norm import batch_statistics, estimated_together, has_batch_norm
@@ -104,12 +104,8 @@ def expand(arguments: list[str]) -> list[Cell]:
     key = next((a.split("=", 1)[1] for a in arguments if a.startswith("experiment=")), None)
     if key is None:
         raise BnrnnError("a plan needs experiment=<paper>/<table>")
-    lines = [f"{k}={','.join(values)}" for k, values in sweep(key).items()] + arguments
-    overrides = [o for o in OverridesParser.create().parse_overrides(lines) if not o.is_hydra_override()]
-    grid = {}  # as hydra's own sweeper makes it: a later value replaces an earlier one, in its place
-    for o in overrides:
-        values = o.sweep_string_iterator() if o.is_sweep_override() else [o.get_value_element_as_str()]
-        grid[o.get_key_element()] = list(values)
+    grid = grid_of([f"{k}={','.join(values)}" for k, values in sweep(key).items()] + arguments)
+    overrides = [o for o in OverridesParser.create().parse_overrides(arguments) if not o.is_hydra_override()]
 
     root = yaml.safe_load((ROOT / "conf" / "train.yaml").read_text())
     unnamed = root["hydra"]["job"]["config"]["override_dirname"]["exclude_keys"]
