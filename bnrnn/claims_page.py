@@ -80,13 +80,17 @@ def render_short(claims: list[Claim], link: str) -> str:
     return markdown(["", "claim", "verdict", "rests on", "effect [95 %]", "runs"], rows)
 
 
-INTRODUCTION = """Computed from the runs in this folder by the rules in `experiments/*/claims.yaml`; nothing here is
-written by hand. Runs are paired by seed. A test *holds* where there are at least three pairs and the 95 % interval of
-their mean effect (Student's t) lies beyond the threshold that was fixed before, and is *contradicted* where it lies on
-the other side; for divergence and for properties of an analysis all pairs or draws have to agree. Anything else is *not
-shown*: fewer pairs say whether they agree. A claim *holds* where all its tests on the paper's data and length do.
-Shorter runs and other data show it *in part* at most. Diverged runs count. Several claims are read off the same runs;
-no correction is made for that.
+INTRODUCTION = """
+A program computed this page from the runs in this folder, by the rules in `experiments/*/claims.yaml`.
+
+- Runs are paired by seed, and a rule turns each pair into an effect. A test *holds* if it has at least three pairs and
+  the 95 % interval of their mean effect (Student's t) lies above the threshold. It is *contradicted* if the interval is
+  below it. For divergence, and for properties of an analysis, all pairs or draws have to agree instead.
+- Any other outcome is *not shown*. The page then says whether the mean effect agrees or disagrees with the claim.
+- A claim *holds* if all its tests on the paper's data and length hold. It holds *in part* if some do and none is
+  contradicted, or if only shorter runs or other data show it. The same goes for *contradicted*.
+- A run that diverged counts. A rule that was committed after the first run it judges is marked *after*.
+- Several claims rest on the same runs. Intervals are not corrected for that.
 """
 
 

@@ -127,25 +127,25 @@ def test_one_worker_begins_with_the_long_runs_and_the_others_leave_them_for_last
 
 @pytest.mark.slow
 def test_two_workers_share_the_runs_a_failed_one_is_listed_last_and_the_status_is_1(tmp_path):
-    options = write(tmp_path, entry(f"data_dir={tmp_path}", "data=smnist", "model=lstm"), entry(seeds="0,1"))
+    options = write(tmp_path, entry(f"data_dir={tmp_path}", "data=smnist", "model=lstm"), entry(seeds="0"))
     options.jobs = 2
     process = start(options)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=900)
     assert process.returncode == 1, output
     cells = cells_of(options)
     assert all((cell.folder / "result.json").exists() for cell in cells[1:])
     for cell in cells[1:]:
-        assert output.count(f"{cell.title}: ") and output.count("from the start") == 4
+        assert output.count(f"{cell.title}: ") and output.count("from the start") == 2
         assert output.count(f"{cell.title}: finished") == 1
     assert "resumed" not in output and "Traceback" not in output
     *_, before, last = output.splitlines()
     assert last.startswith(f"{cells[0].title} failed: ") and "run `make data`" in last
-    assert "4 of 5 runs are done" in before
+    assert "2 of 3 runs are done" in before
 
 
 @pytest.mark.slow
 def test_stopped_when_its_time_is_over_it_resumes_bit_for_bit(tmp_path, monkeypatch, capfd):
-    recipe = entry("model=bn_lstm", "data.state_noise=0.1", updates=300)
+    recipe = entry("model=bn_lstm", "data.state_noise=0.1", updates=100)
     whole, stopped = (write(tmp_path / name, recipe) for name in ("whole", "stopped"))
     (reference,), (cell,) = cells_of(whole), cells_of(stopped)
 

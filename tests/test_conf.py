@@ -3,7 +3,7 @@ import torch
 from hydra.utils import instantiate
 
 from bnrnn.data.mnist import SequentialMNIST
-from bnrnn.evidence import ROOT, claim_keys, compose_config, load_claim, sweep
+from bnrnn.evidence import ROOT, claim_keys, compose_config, grid_of, load_claim, sweep
 from bnrnn.norm import has_batch_norm
 from bnrnn.search import apply_trial
 
@@ -43,14 +43,20 @@ def build(cfg):
         return model, instantiate(cfg.optim)(model.parameters())
 
 
+def test_a_grid_is_read_as_hydra_reads_it():
+    given = ["optim.lr=1e-2,1e-3", "search.trial=range(0,3)", "optim.lr=0.5", "hydra.mode=RUN"]
+    assert grid_of(given) == {"optim.lr": ["0.5"], "search.trial": ["0", "1", "2"]}
+    assert grid_of(["optim.lr=1e-2,8e-5"]) == {"optim.lr": ["0.01", "8e-05"]}
+
+
 @pytest.mark.parametrize("key", EXPERIMENTS)
 def test_an_experiment_is_called_by_its_path_and_begins_with_its_package(key):
     text = (CONF / "experiment" / f"{key}.yaml").read_text()
     assert text.startswith("# @package _global_\n"), "hydra reads it only in the first line"
     cfg = compose_config(f"experiment={key}", hydra=True)
     assert cfg.name == key
-    swept = {str(k): [v.strip() for v in str(values).split(",")] for k, values in cfg.hydra.sweeper.params.items()}
-    assert sweep(key) == swept, "the grid is read from this file alone"
+    composed = grid_of(f"{k}={values}" for k, values in (cfg.hydra.sweeper.params or {}).items())
+    assert sweep(key) == composed, "the grid is read from this file alone"
 
 
 @pytest.mark.parametrize("key", EXPERIMENTS)

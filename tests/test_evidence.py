@@ -60,8 +60,14 @@ def test_both_published_numbers_are_compared_and_valid_with_population_statistic
     put(tmp_path, WORDS, CELL, metrics, train_records(5.0, 5.0, 4.1, 4.1, 4.1))
     sections = tables.sections(WORDS, load_claim(WORDS), load_runs(WORDS, tmp_path))
     valid, train = sections.values()
-    assert "| `input_bn_lstm` | `small` | 120.9 | 121.0 (n=1 of 3) | +0.1 | reproduced (tolerance 2.0) |" in valid
-    assert "| `input_bn_lstm` | `small` | 62.5 | 60.3 (n=1 of 3) | -2.2 | differs (tolerance 2.0) |" in train
+    assert (
+        "| `input_bn_lstm` | `small` | 120.9 | 121.0 (n=1 of 3) | +0.1 | within tolerance, n=1 (tolerance 2.0) |"
+        in valid
+    )
+    assert (
+        "| `input_bn_lstm` | `small` | 62.5 | 60.3 (n=1 of 3) | -2.2 | outside tolerance, n=1 (tolerance 2.0) |"
+        in train
+    )
     assert valid.count("not run at this length") == train.count("not run at this length") == 5
 
 

@@ -21,7 +21,7 @@ from bnrnn.checkpoint import MODEL
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import ROOT, compose_config
 from bnrnn.log import read_jsonl
-from bnrnn.loop import Stop, has_diverged
+from bnrnn.loop import Interrupted, Stop, has_diverged
 from bnrnn.results import Result
 from bnrnn.train import CHECKPOINT, LOCK, Locked, choose_device, is_being_trained, train
 

@@ -9,21 +9,24 @@
 #include <cstring>
 #include <memory>
 
+// LANES floats are a vector. A tile of a product has ROWS rows of TILE vectors, whose sums stay in registers: 24 of 32
+// registers, or 12 of 16.
+#define ROWS 6
 #if defined(__AVX512F__)
 #define LANES 16
-#define ROWS 6  // of a tile of 4 vectors: 24 of the 32 registers hold sums
+#define TILE 4
 #elif defined(__aarch64__)
 #define LANES 4
-#define ROWS 6
+#define TILE 4
 #else
 #define LANES 8
-#define ROWS 2
+#define TILE 2
 #endif
 
 namespace {
 
 typedef std::unique_ptr<float[]> Floats;
-const int DEPTH = 512;   // of a panel: 512 x 4 vectors fit the second-level cache
+const int DEPTH = LANES == 8 ? 256 : 512;  // of a panel, which fits the second-level cache; of 8 lanes a strip the first
 const int HEIGHT = 240;  // rows of the left factor that meet all panels in turn
 
 template <int N>
@@ -75,18 +78,21 @@ void tiles(int M, int depth, const float* A, int64_t row, int64_t step, const fl
   for (; m < M; ++m) tile<1, V>(depth, A + m * row, row, step, P, C + m * ldc, ldc, add);
 }
 
-// M rows against one panel of at most 4 vectors; C has room for whole vectors.
+// M rows against one panel of at most 4 vectors, which stands in strips of TILE vectors; C has room for whole vectors.
 void panel(int M, int depth, int vectors, const float* A, int64_t row, int64_t step, const float* P, float* C,
            int64_t ldc, bool add) {
-  switch (vectors) {
-    case 1: return tiles<1>(M, depth, A, row, step, P, C, ldc, add);
-    case 2: return tiles<2>(M, depth, A, row, step, P, C, ldc, add);
-    case 3: return tiles<3>(M, depth, A, row, step, P, C, ldc, add);
-    default: return tiles<4>(M, depth, A, row, step, P, C, ldc, add);
+  for (int v = 0; v < vectors; v += TILE, P += (int64_t)depth * TILE * LANES, C += TILE * LANES) {
+    switch (std::min(TILE, vectors - v)) {
+      case 1: tiles<1>(M, depth, A, row, step, P, C, ldc, add); break;
+      case 2: tiles<2>(M, depth, A, row, step, P, C, ldc, add); break;
+      case 3: tiles<3>(M, depth, A, row, step, P, C, ldc, add); break;
+      default: tiles<4>(M, depth, A, row, step, P, C, ldc, add);
+    }
   }
 }
 
-// The right factor in panels of at most 4 vectors' width, each cut into depths of at most DEPTH.
+// The right factor in panels of at most 4 vectors' width, each cut into depths of at most DEPTH and these into strips of
+// TILE vectors, so that a tile reads its part of the factor from one end to the other.
 struct Packed {
   int N, K, vectors;  // vectors: of a panel
   Floats data;
@@ -98,8 +104,11 @@ struct Packed {
     for (int n = 0; n < N; n += whole) {
       const int width = std::min(whole, round_up(N - n)), used = std::min(whole, N - n);
       float* p = data.get() + (int64_t)n * K;
-      for (int k = 0; k < K; ++k, p += width)
-        for (int i = 0; i < width; ++i) p[i] = i < used ? W[k * row + (n + i) * column] : 0.0f;
+      for (int from = 0; from < K; from += DEPTH)
+        for (int strip = 0; strip < width; strip += TILE * LANES)
+          for (int k = from; k < std::min(K, from + DEPTH); ++k)
+            for (int i = strip; i < std::min(width, strip + TILE * LANES); ++i)
+              *p++ = i < used ? W[k * row + (n + i) * column] : 0.0f;
     }
   }
   // M rows of A times the panel at column n into C, which has room for whole vectors.
