@@ -16,7 +16,7 @@ from torch import Tensor
 from bnrnn.evidence import Run, load_claim, load_runs, longest, sweep
 
 EXPLODED = 100.0  # nats
-COLORS = ["#4c6a92", "#d1603d", "#5b8c5a", "#8d6a9f", "#c9a227"]
+COLORS = ["#4c6a92", "#d1603d", "#5b8c5a", "#8d6a9f", "#c9a227", "#3aa6b9", "#7a5c3e"]
 LABELS = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "input_bn_lstm": "input-BN LSTM",
           "input_bn_lstm_sequence": "input-BN LSTM, sequence-wise", "wsj": "Wall Street Journal",
           "timit_sample": "TIMIT sample", "train/error": "training error",  "rnn": "RNN", "bn_rnn": "BN-RNN",
@@ -36,6 +36,8 @@ LABELS = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "input_bn_lstm": "input-BN LSTM"
           "cnn_qa": "CNN, whole passages", "babi_qa1": "bAbI, one fact", "babi_qa2": "bAbI, two facts",
           "ieer_cloze": "IE-ER cloze",
           "lstm_captioner": "LSTM", "rhn_captioner": "RHN", "bn_rhn_captioner": "BN-RHN",
+          "rhn_uncoupled_captioner": "RHN, uncoupled", "bn_rhn_every_captioner": "BN-RHN, every layer",
+          "bn_rhn_sum_captioner": "BN-RHN, sum", "bn_rhn_masked_captioner": "BN-RHN, finished captions masked",
           "flickr8k": "Flickr8k, a part", "coco_captions": "COCO"}  # fmt: skip
 
 AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",
@@ -65,6 +67,8 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, color: str, name: str, uni
         curves.append({u: (seconds[u] / unit if unit else float(u), y) for u, y in run.series(metric).items()})
     curves = [curve for curve in curves if curve]
     if not curves:
+        if runs:  # all diverged before their first evaluation
+            ax.plot([], [], "x", color=color, label=name)
         return 0.0
     for curve in curves if len(curves) > 1 else []:
         ax.plot(*zip(*curve.values(), strict=True), color=color, alpha=0.35, linewidth=0.8)
@@ -82,7 +86,9 @@ def draw_panel(
     lasts = []
     for color, row in zip(COLORS, rows, strict=False):
         mine = [run for run in runs if at(run, row)]
-        name = f"{label(row)}{', ours' if points else ''} (n={len(mine)})"
+        lost = sum(run.result.status == "diverged" for run in mine)
+        counted = f"n={len(mine)}, {lost} diverged" if lost else f"n={len(mine)}"
+        name = f"{label(row)}{', ours' if points else ''} ({counted})"
         lasts.append(draw_runs(ax, mine, metric, color, name, unit))
     last = max(lasts, default=0)
     for color, row in zip(COLORS, rows, strict=False):

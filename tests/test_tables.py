@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bnrnn import plots, tables
-from bnrnn.evidence import ROOT, Run, compose_config, load_claim, load_runs, sweep
+from bnrnn.evidence import ROOT, Run, claim_keys, compose_config, load_claim, load_runs, sweep
 from bnrnn.results import FILE, Result, config_hash, config_record
 
 KEY = "cooijmans2016/table1"
@@ -288,6 +288,26 @@ def test_a_loss_that_explodes_leaves_the_picture_to_the_others_and_the_table_get
 def test_the_grid_is_the_experiments():
     assert sweep(KEY)["seed"] == ["0", "1", "2"]
     assert list(sweep("cooijmans2016/fig6_pmnist")) == ["model", "data", "model.layer.gamma_init", "seed"]
+
+
+def test_a_run_that_diverged_before_its_first_evaluation_stands_in_the_legend():
+    def run(model: str, curve: dict[int, float], status: str = "finished") -> Run:
+        records = [{"update": u, "valid/loss": v} for u, v in curve.items()]
+        return Run(ROOT, {"model": model}, "paper", dataclasses.replace(result(), status=status), records, False)
+
+    runs = [run("lstm", {}, "diverged"), run("lstm", {}, "diverged"), run("bn_lstm", {10: 2.0, 20: 1.0}),
+            run("bn_lstm", {10: 2.0}, "diverged")]  # fmt: skip
+    figure, ax = plots.plt.subplots()
+    plots.draw_panel(ax, runs, ["lstm", "bn_lstm", "rnn"], lambda r, row: r.overrides["model"] == row, "valid/loss", {})
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    plots.plt.close(figure)
+    assert texts == ["LSTM (n=2, 2 diverged)", "BN-LSTM (n=2, 1 diverged)"]
+
+
+def test_no_experiment_has_more_rows_than_there_are_colors():
+    for key in claim_keys():
+        if "rows" in load_claim(key) and load_claim(key)["curves"]:
+            assert len(sweep(key)[load_claim(key)["rows"]]) <= len(plots.COLORS), key
 
 
 @pytest.mark.slow
