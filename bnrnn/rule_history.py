@@ -20,8 +20,11 @@ def registered(tested: JudgedTest) -> str:
     if rule is None:
         return "rule not committed yet"
     runs = [commit.split("+")[0] for commit in tested.commits]
+    of_runs = f"the runs of {', '.join(run[:7] for run in runs[:3])}"
+    if any(_git("cat-file", "-e", run) is None for run in runs):
+        return f"{rule}, not known whether before {of_runs}"
     before = all(_git("merge-base", "--is-ancestor", rule, run) is not None for run in runs)
-    return f"{rule}, {'before' if before else 'after'} the runs of {', '.join(run[:7] for run in runs[:3])}"
+    return f"{rule}, {'before' if before else 'after'} {of_runs}"
 
 
 @cache
