@@ -148,9 +148,10 @@ def reaches_first(pairing: Pairing) -> Outcome:
 
 
 def settles_first(pairing: Pairing) -> Outcome:
-    """The first side comes within this share of its own lowest value in fewer updates; effect as `reaches_first`."""
+    """The first side comes within this share of its own lowest value in fewer updates; effect as `reaches_first`. A run
+    that diverged never settles."""
     metric, share = pairing.metrics[0][0], pairing.test["share"]
-    return _first(pairing, lambda run: run.steady(metric, share))
+    return _first(pairing, lambda run: None if run.result.status == "diverged" else run.steady(metric, share))
 
 
 def _first(pairing: Pairing, when: Callable[[Run], tuple[float, float] | None]) -> Outcome:
@@ -178,11 +179,12 @@ def less_stable(pairing: Pairing) -> Outcome:
     first diverges where the second does not; the effect is the logarithm of the ratio."""
     threshold, effects = math.log(pairing.test["factor"]), []
     for (of,), (than,) in pairing.by_seed.values():
-        peaks = [run.peak("train/grad_norm", pairing.test.get("updates")) for run in (of, than)]
-        if of.result.status == "diverged" and than.result.status != "diverged":
+        lost = of.result.status == "diverged", than.result.status == "diverged"
+        if any(lost):  # its gradient norm may not have been finite once
             pairing.marks.add("a run that diverged alone counts as e times the factor")
-            effects.append(threshold + 1)
+            effects.append((threshold + 1) * (lost[0] - lost[1]))
         else:
+            peaks = [run.peak("train/grad_norm", pairing.test.get("updates")) for run in (of, than)]
             effects.append(math.log(peaks[0] / peaks[1]))
     return Outcome(tuple(effects), threshold)
 

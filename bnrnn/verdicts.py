@@ -109,6 +109,8 @@ def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: 
         return JudgedTest(name, paper, test, None)
     pairing = Pairing(test, {s: [chosen[s] for chosen in choices] for s in seeds}, [metrics_of(test, s) for s in sides])
     outcome = rule(pairing)
+    if not outcome.effects:  # every run diverged, which leaves nothing to compare
+        return JudgedTest(name, paper, test, None)
     outcome = Outcome(outcome.effects, outcome.threshold, outcome.unanimous, tuple(sorted(pairing.marks)))
     runs = [run for chosen in choices for s in seeds for run in chosen[s]]
     return JudgedTest(name, paper, test, outcome, tuple(sorted({run.result.commits[0] for run in runs})))

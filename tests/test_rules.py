@@ -134,6 +134,13 @@ def test_settling_is_measured_against_a_runs_own_lowest_loss():
     assert outcome.effects == pytest.approx((math.log(2),))
 
 
+def test_a_run_that_diverged_never_settles():
+    lost = run(curve={100: 1.0}, metric="valid/loss", status="diverged", updates=150)
+    slow = run(curve={100: 0.9, 200: 0.6, 400: 0.5}, metric="valid/loss")
+    given = pairing({"share": 0.01}, [lost], [slow], metric="valid/loss")
+    assert rules.settles_first(given).effects == pytest.approx((math.log(0.4),)) and given.marks == {rules.NEVER}
+
+
 def test_divergence_counts_where_the_other_trains():
     lost, trained = [run(status="diverged")] * 3, final(0.1, 0.2, 0.3)
     assert rules.diverges(pairing({}, lost, trained)).verdict == HOLDS
@@ -150,7 +157,10 @@ def test_stability_compares_the_largest_gradients():
     outcome = rules.less_stable(pairing(test, [peaks(50.0)], [peaks(2.0)], metric=[]))
     assert outcome.effects == pytest.approx((math.log(25),)) and outcome.agree == 1
     assert rules.less_stable(pairing(test, [peaks(10.0)], [peaks(2.0)], metric=[])).agree == 0
-    assert rules.less_stable(pairing(test, [peaks(1.0, status="diverged")], [peaks(2.0)], metric=[])).agree == 1
+    lost, trained = [run(status="diverged")], [peaks(2.0)]  # not one finite gradient norm was recorded
+    assert rules.less_stable(pairing(test, lost, trained, metric=[])).agree == 1
+    assert rules.less_stable(pairing(test, trained, lost, metric=[])).effects[0] < -math.log(10)
+    assert rules.less_stable(pairing(test, lost, lost, metric=[])).effects == (0.0,)
 
 
 def test_the_largest_learning_rate_has_no_divergence_below_it():

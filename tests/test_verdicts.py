@@ -62,6 +62,15 @@ def test_what_has_not_been_run_is_not_shown(tmp_path):
     assert effect_in_words(judged(tmp_path, BETTER)) == "+5.0 points"
 
 
+def test_where_every_run_diverged_there_is_nothing_to_compare(tmp_path):
+    for model in ("lstm", "bn_lstm"):
+        put_cell(tmp_path, 0, model, 0.9)
+    for path in tmp_path.rglob("result.json"):
+        path.write_text(path.read_text().replace('"status": "finished"', '"status": "diverged"'))
+    found = judged(tmp_path, BETTER)
+    assert found.outcome is None and effect_in_words(found) == "–"
+
+
 def test_of_a_longer_run_only_the_curve_counts_to_the_length_of_the_test(tmp_path):
     def put_curve(model, values):
         records = [{"update": u, "seconds": 1.0, "valid/accuracy": v} for u, v in values.items()]
