@@ -1,6 +1,8 @@
-// Vectors of this processor, and matrix products against a packed right factor, in float32.
+// Vectors of this processor, and products C = A B of float32 matrices.
 //
-// Vectors are GCC's (and clang's) own, so one source serves every instruction set.
+// Vectors are GCC's (and clang's) own, so one source serves every instruction set. The right factor B is packed into
+// strips of the width of a tile, and a tile, ROWS rows by one strip, keeps its sums in registers while it runs down the
+// depth of the product. The left factor A is packed as well where many strips meet it.
 
 #pragma once
 
@@ -8,9 +10,13 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 
-// LANES floats are a vector. A tile of a product has ROWS rows of TILE vectors, whose sums stay in registers: 24 of 32
-// registers, or 12 of 16.
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+// LANES floats are a vector. A tile is at most ROWS rows by TILE vectors: 24 sums in 32 registers, or 12 in 16.
 #define ROWS 6
 #if defined(__AVX512F__)
 #define LANES 16
@@ -26,23 +32,14 @@
 namespace {
 
 typedef std::unique_ptr<float[]> Floats;
-const int DEPTH = LANES == 8 ? 256 : 512;  // of a panel, which fits the second-level cache; of 8 lanes a strip the first
-const int HEIGHT = 240;  // rows of the left factor that meet all panels in turn
+typedef float Wide __attribute__((vector_size(4 * LANES)));
+typedef int32_t WideInt __attribute__((vector_size(4 * LANES)));
 
-template <int N>
-struct Vectors;
-#define VECTORS(N)                                           \
-  template <>                                                \
-  struct Vectors<N> {                                        \
-    typedef float Float __attribute__((vector_size(4 * N))); \
-    typedef int32_t Int __attribute__((vector_size(4 * N))); \
-  }
-VECTORS(16);
-VECTORS(8);
-VECTORS(4);
-VECTORS(1);
-
-typedef Vectors<LANES>::Float Wide;
+const int STRIP = TILE * LANES;  // columns of a strip
+const int DEPTH = 512;           // of a strip that a tile runs down at once
+const int HEIGHT = 120;          // rows of a packed left factor: with DEPTH a quarter of a MiB, for the second-level cache
+const int LINE = 16;             // floats of a cache line
+const int NEAR = 1 << 18;        // bytes of a factor that stays in the second-level cache
 
 Wide load(const float* p) {
   Wide v;
@@ -51,83 +48,185 @@ Wide load(const float* p) {
 }
 void store(float* p, Wide v) { std::memcpy(p, &v, sizeof(Wide)); }
 
-int round_up(int n) { return (n + LANES - 1) / LANES * LANES; }
+int round_up(int n, int unit = LANES) { return (n + unit - 1) / unit * unit; }
 
-// R rows by V vectors of C = A P, or C += A P. Element (r, k) of A is A[r * row + k * step]; P is (depth, V * LANES).
-template <int R, int V>
-void tile(int depth, const float* A, int64_t row, int64_t step, const float* P, float* C, int64_t ldc, bool add) {
-  Wide sum[R][V];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) sum[r][v] = add ? load(C + r * ldc + v * LANES) : Wide{};
-  for (int k = 0; k < depth; ++k) {
+// Where part i of n begins when `size` things are divided as evenly as possible.
+int begin_of(int i, int n, int size) { return (int)((int64_t)size * i / n); }
+int num_slabs(int rows) { return (rows + ROWS - 1) / ROWS; }
+
+// R rows by V vectors of C = A P, or C += A P. P is (depth, V * LANES). Row r and depth k of A is A[r * row + k], or if
+// PACKED A[k * R + r]. Only the first `columns` columns of C are touched. A share of what will be read next, `lines`
+// cache lines from `next` on, is fetched into the second-level cache on the way.
+template <int R, int V, bool PACKED>
+void tile(int depth, const float* A, int64_t row, const float* P, float* C, int64_t ldc, int columns, bool add,
+          const float* next, int lines) {
+  // A sum waits for the one before: with few rows several sums, each over a part of the depth, keep the units busy.
+  constexpr int PARTS = R * V >= 8 ? 1 : R * V >= 4 ? 2 : 4;
+  Wide sum[PARTS][R][V] = {};
+  if (add)
+    for (int r = 0; r < R; ++r) {  // C is needed at the end, and may be far away
+      __builtin_prefetch(C + r * ldc, 1);
+      __builtin_prefetch(C + r * ldc + columns - 1, 1);
+    }
+  const auto multiply = [&](Wide(&part)[R][V]) {
     Wide p[V];
-    for (int v = 0; v < V; ++v) p[v] = load(P + (int64_t)k * V * LANES + v * LANES);
+    for (int v = 0; v < V; ++v) p[v] = load(P + v * LANES);
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) sum[r][v] += A[r * row + k * step] * p[v];
+      for (int v = 0; v < V; ++v) part[r][v] += A[PACKED ? r : r * row] * p[v];
+    A += PACKED ? R : 1;
+    P += V * LANES;
+  };
+  int k = 0;
+  for (; k + PARTS <= depth && lines > 0; k += PARTS, lines -= PARTS)
+    for (int part = 0; part < PARTS; ++part, next += LINE) {
+      __builtin_prefetch(next, 0, 2);
+      multiply(sum[part]);
+    }
+  for (; k + PARTS <= depth; k += PARTS)
+    for (int part = 0; part < PARTS; ++part) multiply(sum[part]);
+  for (; k < depth; ++k) multiply(sum[0]);
+  for (int r = 0; r < R; ++r) {
+    float *c = C + r * ldc, edge[V * LANES];
+    float* to = columns == V * LANES ? c : edge;
+    if (add && to == edge) std::memcpy(edge, c, columns * sizeof(float));
+    for (int v = 0; v < V; ++v) {
+      Wide total = sum[0][r][v];
+      for (int part = 1; part < PARTS; ++part) total += sum[part][r][v];
+      store(to + v * LANES, add ? load(to + v * LANES) + total : total);
+    }
+    if (to == edge) std::memcpy(c, edge, columns * sizeof(float));
   }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) store(C + r * ldc + v * LANES, sum[r][v]);
 }
 
-template <int V>
-void tiles(int M, int depth, const float* A, int64_t row, int64_t step, const float* P, float* C, int64_t ldc,
-           bool add) {
-  int m = 0;
-  for (; m + ROWS <= M; m += ROWS) tile<ROWS, V>(depth, A + m * row, row, step, P, C + m * ldc, ldc, add);
-  for (; m + 2 <= M; m += 2) tile<2, V>(depth, A + m * row, row, step, P, C + m * ldc, ldc, add);
-  for (; m < M; ++m) tile<1, V>(depth, A + m * row, row, step, P, C + m * ldc, ldc, add);
+// Calls function(std::integral_constant<int, n>) for n from 1 to N.
+template <int N, typename Function>
+void with_constant(int n, Function function) {
+  if constexpr (N > 1) {
+    if (n < N) return with_constant<N - 1>(n, function);
+  }
+  function(std::integral_constant<int, N>());
 }
 
-// M rows against one panel of at most 4 vectors, which stands in strips of TILE vectors; C has room for whole vectors.
-void panel(int M, int depth, int vectors, const float* A, int64_t row, int64_t step, const float* P, float* C,
-           int64_t ldc, bool add) {
-  for (int v = 0; v < vectors; v += TILE, P += (int64_t)depth * TILE * LANES, C += TILE * LANES) {
-    switch (std::min(TILE, vectors - v)) {
-      case 1: tiles<1>(M, depth, A, row, step, P, C, ldc, add); break;
-      case 2: tiles<2>(M, depth, A, row, step, P, C, ldc, add); break;
-      case 3: tiles<3>(M, depth, A, row, step, P, C, ldc, add); break;
-      default: tiles<4>(M, depth, A, row, step, P, C, ldc, add);
+// M rows of A, in slabs of about ROWS rows of even size, times a strip.
+template <int V, bool PACKED>
+void slabs(int M, int depth, const float* A, int64_t row, const float* P, float* C, int64_t ldc, int columns, bool add,
+           const float* next) {
+  const int n = num_slabs(M), lines = next ? depth * V * LANES / LINE / n + 1 : 0;
+  for (int i = 0; i < n; ++i) {
+    const int from = begin_of(i, n, M), rows = begin_of(i + 1, n, M) - from;
+    with_constant<ROWS>(rows, [&](auto R) {
+      tile<R, V, PACKED>(depth, A + from * row, row, P, C + from * ldc, ldc, columns, add, next + i * lines * LINE, lines);
+    });
+  }
+}
+
+// A right factor of K rows and N columns in strips of TILE vectors, the last narrower and filled up with zeros. It is one
+// of num_together factors that are used in turn.
+struct Strips {
+  int N, K, depth;  // depth: that a tile runs down at once, at most DEPTH
+  float* data;      // round_up(N) * K floats
+  bool far;         // whether it has to be fetched again for each product
+
+  Strips(int N, int K, float* data, int64_t num_together = 1)
+      : N(N), K(K), data(data), far(num_together * size(N, K) * (int64_t)sizeof(float) > NEAR) {
+    const int parts = (K + DEPTH - 1) / DEPTH;
+    depth = (K + parts - 1) / parts;
+  }
+  static int64_t size(int N, int K) { return (int64_t)round_up(N) * K; }
+  int width(int n) const { return std::min(STRIP, round_up(N - n)); }
+
+  // Pack the strip of column n on. Row k of the factor is contiguous at rows + k * step.
+  void pack_rows(int n, const float* rows, int64_t step) const {
+    const int wide = width(n), used = std::min(wide, N - n);
+    float* p = data + (int64_t)n * K;
+    for (int k = 0; k < K; ++k, p += wide) {
+      std::memcpy(p, rows + k * step + n, used * sizeof(float));
+      std::fill(p + used, p + wide, 0.0f);
     }
   }
-}
-
-// The right factor in panels of at most 4 vectors' width, each cut into depths of at most DEPTH and these into strips of
-// TILE vectors, so that a tile reads its part of the factor from one end to the other.
-struct Packed {
-  int N, K, vectors;  // vectors: of a panel
-  Floats data;
-
-  // Element (k, n) of the factor is W[k * row + n * column].
-  Packed(int N, int K, const float* W, int64_t row, int64_t column, int vectors = 4) : N(N), K(K), vectors(vectors) {
-    data.reset(new float[(int64_t)round_up(N) * K]);
-    const int whole = vectors * LANES;
-    for (int n = 0; n < N; n += whole) {
-      const int width = std::min(whole, round_up(N - n)), used = std::min(whole, N - n);
-      float* p = data.get() + (int64_t)n * K;
-      for (int from = 0; from < K; from += DEPTH)
-        for (int strip = 0; strip < width; strip += TILE * LANES)
-          for (int k = from; k < std::min(K, from + DEPTH); ++k)
-            for (int i = strip; i < std::min(width, strip + TILE * LANES); ++i)
-              *p++ = i < used ? W[k * row + (n + i) * column] : 0.0f;
+  // The same where column n of the factor is contiguous at column(n).
+  template <typename Column>
+  void pack_columns(int n, Column column) const {
+    const int wide = width(n), used = std::min(wide, N - n);
+    float* p = data + (int64_t)n * K;
+    const float* from[STRIP];
+    for (int i = 0; i < used; ++i) from[i] = column(n + i);
+    for (int k = 0; k < K; ++k, p += wide) {
+      for (int i = 0; i < used; ++i) p[i] = from[i][k];
+      std::fill(p + used, p + wide, 0.0f);
     }
   }
-  // M rows of A times the panel at column n into C, which has room for whole vectors.
-  void times(int n, int M, const float* A, int64_t row, int64_t step, float* C, int64_t ldc, bool add) const {
-    const int used = std::min(vectors, round_up(N - n) / LANES);
-    for (int k = 0; k < K; k += DEPTH)
-      panel(M, std::min(DEPTH, K - k), used, A + k * step, row, step,
-            data.get() + (int64_t)n * K + (int64_t)k * used * LANES, C, ldc, add || k > 0);
+  const float* at(int n, int k) const { return data + (int64_t)n * K + (int64_t)k * width(n); }
+
+  // M rows of A times the strip of column n, of the depth that begins at k; C is where the result begins. `next` will be
+  // read next; null if that is known to be near.
+  template <bool PACKED>
+  void times(int n, int k, int M, const float* A, int64_t row, float* C, int64_t ldc, bool add, const float* next) const {
+    const int wide = width(n);
+    with_constant<TILE>(wide / LANES, [&](auto V) {
+      slabs<V, PACKED>(M, std::min(depth, K - k), A, row, at(n, k), C, ldc, std::min(wide, N - n), add, next);
+    });
   }
-  // The same where C has no room beyond N columns.
-  void times_exactly(int n, int M, const float* A, int64_t row, int64_t step, float* C, int64_t ldc, bool add) const {
-    const int used = N - n;
-    if (used >= vectors * LANES || used % LANES == 0) return times(n, M, A, row, step, C, ldc, add);
-    const int width = round_up(used);
-    Floats edge(new float[(int64_t)M * width]);
-    for (int m = 0; add && m < M; ++m) std::memcpy(&edge[(int64_t)m * width], C + m * ldc, used * sizeof(float));
-    times(n, M, A, row, step, edge.get(), width, add);
-    for (int m = 0; m < M; ++m) std::memcpy(C + m * ldc, &edge[(int64_t)m * width], used * sizeof(float));
+  // M rows of A times columns n to end, into C. n is where a strip begins. A's rows are `row` apart or, if PACKED, A holds
+  // slabs. If `group`, C holds the columns by groups of 4 LANES, which are `group` apart and 4 LANES wide.
+  template <bool PACKED>
+  void times_all(int n, int end, int M, const float* A, int64_t row, float* C, int64_t ldc, bool add,
+                 int64_t group = 0) const {
+    for (int k = 0; k < K; k += depth)
+      for (int from = n; from < end; from += STRIP) {
+        const float* next = from + STRIP < end ? at(from + STRIP, k) : k + depth < K ? at(n, k + depth) : at(end, 0);
+        const int i = from - n, in_group = i % (4 * LANES);
+        float* to = group ? C + i / (4 * LANES) * group + in_group : C + i;
+        times<PACKED>(from, k, M, A + (PACKED ? 0 : k), row, to, ldc, add || k > 0, far ? next : nullptr);
+      }
   }
 };
+
+// M rows of A, slab after slab as `tile` reads them. Element (m, k) is A[m * row + k * step].
+void pack_left(float* to, int M, int depth, const float* A, int64_t row, int64_t step) {
+  const int n = num_slabs(M);
+  for (int i = 0; i < n; ++i) {
+    const int from = begin_of(i, n, M), rows = begin_of(i + 1, n, M) - from;
+    with_constant<ROWS>(rows, [&](auto R) {
+      const float* a = A + from * row;
+      for (int k = 0; k < depth; ++k, to += R)
+        for (int r = 0; r < R; ++r) to[r] = row == 1 ? a[k * step + r] : a[r * row + k * step];
+    });
+  }
+}
+
+// A right factor for `product`: rows, or if `columns` columns, are contiguous and `step` apart.
+struct Right {
+  const float* data;
+  int64_t step;
+  bool columns;
+};
+
+// C (M, N) = A B, or C += A B, by all threads of a parallel region, or by one. Element (m, k) of A is A[m * row + k *
+// step]; C's rows are N long. space: Strips::size(N, DEPTH) floats that the threads share.
+void product(int M, int N, int K, const float* A, int64_t row, int64_t step, Right B, float* C, bool add, float* space,
+             int threads) {
+  const int num_parts = (K + DEPTH - 1) / DEPTH;
+  const int blocks = round_up((M + HEIGHT - 1) / HEIGHT, threads);  // each thread takes as many
+  Floats left(new float[HEIGHT * DEPTH]);
+  for (int part = 0; part < num_parts; ++part) {
+    const int k = begin_of(part, num_parts, K), depth = begin_of(part + 1, num_parts, K) - k;
+    const Strips right(N, depth, space);
+#pragma omp for schedule(static)
+    for (int n = 0; n < N; n += STRIP) {
+      if (B.columns)
+        right.pack_columns(n, [&](int i) { return B.data + i * B.step + k; });
+      else
+        right.pack_rows(n, B.data + k * B.step, B.step);
+    }
+#pragma omp for schedule(static)
+    for (int block = 0; block < blocks; ++block) {
+      const int m = begin_of(block, blocks, M), rows = begin_of(block + 1, blocks, M) - m;
+      if (!rows) continue;
+      pack_left(left.get(), rows, depth, A + m * row + k * step, row, step);
+      right.times_all<true>(0, N, rows, left.get(), depth, C + (int64_t)m * N, N, add || k > 0);
+    }
+  }
+}
 
 }  // namespace

@@ -1,5 +1,4 @@
-// The (batch-normalized) LSTM on the CPU in float32, forward and backward over a whole sequence; the matrix products
-// around it; and the normalization of a sequence.
+// The (batch-normalized) LSTM on the CPU in float32, forward and backward over a whole sequence; and matrix products.
 //
 // A time step goes by blocks of units: product h W_hh^T, batch statistics, normalization, gates, cell and output of a
 // block while it is in the cache. A block needs no other block's data, only all of h (forward) or of du (backward).
@@ -15,18 +14,24 @@ extern "C" {
 // One sequence. x, u are (T, B, 4H), c, y, dy (T, B, H), states (B, H), statistics (T, 4H) or (T, H); a pointer may be
 // null where a term is not there. Of the B sequences the first running[t] run at step t and the first counted[t] count in
 // its statistics; null: all.
+//
+// The input product comes as x, or where the input has one feature as its factors, feature (T, B) and weight_ih (4H):
+// then nothing of the size of x is stored, since the product, its statistics and its gradients follow from the feature's.
 struct Lstm {
   int32_t T, B, H, batch, threads;  // batch: statistics are those of the batch, and are written; else read
   float eps;
   const int32_t *running, *counted;
   const float *weight_hh, *gamma_ih, *gamma_hh, *bias, *gamma_c, *beta_c, *h_0, *c_0;
   float *mean_ih, *var_ih, *mean_hh, *var_hh, *mean_c, *var_c;
-  float *x;  // W_ih x; normalized on return; after the backward pass its gradient
-  float *u;  // written: h W_hh^T, normalized; after the backward pass its gradient; null if there will be none
+  const float *feature, *weight_ih;
+  float *packed;  // W_hh^T as bnrnn_lstm_pack packs it
+  float *x;       // W_ih x; normalized on return; after the backward pass its gradient
+  float *u;       // written: h W_hh^T, normalized; null if there will be no backward pass
   float *c, *y;
   const float* dy;
   float *dh, *dc;  // gradients of the last state; after the backward pass of the first
-  float *dgamma_ih, *dgamma_hh, *dbias, *dgamma_c, *dbeta_c;  // added to
+  float *dgamma_ih, *dgamma_hh, *dbias, *dgamma_c, *dbeta_c, *dweight_ih;  // added to
+  float* dweight_hh;                                                       // (H, 4H), transposed; added to
 };
 }
 
@@ -39,185 +44,266 @@ struct Step {
   int n, m;  // sequences that run, and that count
   float *x, *u, *c, *y;
   const float *c_prev, *h_prev;
-  int64_t row;  // of x and u
+  int64_t row;                   // of x, u and du
+  float mean = 0.0f, var = 0.0f;  // of the input's one feature
+  const float* feature = nullptr;  // of each sequence; without its mean where the batch's statistics are used
 
-  Step(const Lstm& s, int64_t t) : s(s), t(t) {
+  Step(const Lstm& s, int64_t t, float* room) : s(s), t(t) {
     n = s.running ? s.running[t] : s.B;
     m = s.counted ? s.counted[t] : s.B;
     row = 4 * (int64_t)s.H;
     const int64_t size = (int64_t)s.B * s.H;
-    x = s.x + 4 * size * t;
+    x = s.x ? s.x + 4 * size * t : nullptr;
     u = s.u ? s.u + 4 * size * t : nullptr;
     c = s.c + size * t;
     y = s.y + size * t;
     c_prev = t ? c - size : s.c_0;
     h_prev = t ? y - size : s.h_0;
+    if (s.feature) set_feature(s.feature + t * s.B, room);
+  }
+  void set_feature(const float* value, float* room) {
+    feature = value;
+    if (!s.gamma_ih || !s.batch) return;
+    for (int b = 0; b < m; ++b) mean += value[b];
+    mean /= (float)m;
+    for (int b = 0; b < m; ++b) {
+      room[b] = value[b] - mean;
+      var += room[b] * room[b];
+    }
+    var /= (float)m;
+    feature = room;
   }
 };
 
-// Everything after the product of units j ... j + N. `product` (rows `width` long, gates `gap` apart) is that of m rows.
-template <int N>
-void forward_block(const Step& at, int j, float* product, int64_t width, int64_t gap) {
-  typedef Block<N> X;
-  typedef typename X::V V;
+// How the gates of a block of units depend on the input's one feature f: slope f + shift, and x^ = hat f + hat_shift.
+struct Slope {
+  Wide slope, shift{}, hat{}, hat_shift{}, rstd{};
+
+  template <bool TAIL>
+  Slope(const Step& at, Units<TAIL> units, int64_t column) {
+    const Lstm& s = at.s;
+    slope = units.load(s.weight_ih + column);
+    if (!s.gamma_ih) return;
+    const int64_t stored = 4 * s.H * at.t + column;
+    rstd = rsqrt(units.load(s.var_ih + stored) + s.eps);
+    hat = slope * rstd;
+    if (!s.batch) hat_shift = -units.load(s.mean_ih + stored) * rstd;
+    slope = units.load(s.gamma_ih + column) * hat;
+    shift = units.load(s.gamma_ih + column) * hat_shift;
+  }
+  // The batch's statistics of the product with the feature.
+  template <bool TAIL>
+  static void store_statistics(const Step& at, Units<TAIL> units, int64_t column) {
+    const Wide weight = units.load(at.s.weight_ih + column);
+    units.store(at.s.mean_ih + 4 * at.s.H * at.t + column, weight * at.mean);
+    units.store(at.s.var_ih + 4 * at.s.H * at.t + column, weight * weight * at.var);
+  }
+  // Adds to the gradients, given the sums over the batch of the gradient of the gates, and of it times f.
+  template <bool TAIL>
+  void add_gradients(const Step& at, Units<TAIL> units, int64_t column, Wide sum, Wide sum_f) const {
+    const Lstm& s = at.s;
+    Wide dweight = sum_f;
+    if (s.gamma_ih) {
+      units.add(s.dgamma_ih + column, hat * sum_f + hat_shift * sum);
+      dweight *= units.load(s.gamma_ih + column) * rstd;
+      // What the statistics take away leaves 1 - x^'s variance = eps / (var + eps) of the gradient.
+      if (s.batch) dweight *= s.eps * rstd * rstd;
+    }
+    units.add(s.dweight_ih + column, dweight);
+  }
+};
+
+// Everything after the product of a block of units from j on. `product` (rows 4 LANES long, gates `gap` apart) is that of
+// m rows.
+template <bool TAIL>
+void forward_block(const Step& at, Units<TAIL> units, int j, float* product, int gap) {
   const Lstm& s = at.s;
-  const int64_t H = s.H, row = at.row, t4 = 4 * H * at.t, t1 = H * at.t;
-  V mean[4]{}, rstd[4]{}, mean_x[4]{}, rstd_x[4]{};
+  const int64_t H = s.H, row = at.row, t4 = 4 * H * at.t, t1 = H * at.t, width = 4 * LANES;
+  Wide mean[4]{}, rstd[4]{}, mean_x[4]{}, rstd_x[4]{}, gamma[4], gamma_x[4], bias[4], slope[4]{};
   if (s.gamma_hh)
-    X::template statistics<4>(s.batch, product, at.m, width, gap, s.mean_hh + t4 + j, s.var_hh + t4 + j, H, s.eps, mean,
-                              rstd);
-  if (s.gamma_ih)
-    X::template statistics<4>(s.batch, at.x + j, at.m, row, H, s.mean_ih + t4 + j, s.var_ih + t4 + j, H, s.eps, mean_x,
-                              rstd_x);
-  V gamma[4], gamma_x[4], bias[4];
+    statistics<4>(units, s.batch, product, at.m, width, gap, s.mean_hh + t4 + j, s.var_hh + t4 + j, H, s.eps, mean, rstd);
+  if (s.gamma_ih && !at.feature)
+    statistics<4>(units, s.batch, at.x + j, at.m, row, H, s.mean_ih + t4 + j, s.var_ih + t4 + j, H, s.eps, mean_x,
+                  rstd_x);
   for (int k = 0; k < 4; ++k) {
-    gamma[k] = X::load_or(s.gamma_hh, k * H + j, 1.0f);
-    gamma_x[k] = X::load_or(s.gamma_ih, k * H + j, 1.0f);
-    bias[k] = X::load_or(s.bias, k * H + j, 0.0f);
+    gamma[k] = units.load_or(s.gamma_hh, k * H + j, 1.0f);
+    gamma_x[k] = units.load_or(s.gamma_ih, k * H + j, 1.0f);
+    bias[k] = units.load_or(s.bias, k * H + j, 0.0f);
+    if (!at.feature) continue;
+    if (s.gamma_ih && s.batch) Slope::store_statistics(at, units, k * H + j);
+    const Slope of_x(at, units, k * H + j);
+    slope[k] = of_x.slope;
+    bias[k] += of_x.shift;
   }
   for (int b = 0; b < at.m; ++b) {
     const int64_t r = b * row + j, cell = b * H + j;
-    V a[4];
+    Wide a[4];
     for (int k = 0; k < 4; ++k) {  // eq. 6
-      V v = X::load(product + b * width + k * gap), w = X::load(at.x + r + k * H);
+      Wide v = units.load(product + b * width + k * gap), in;
       if (s.gamma_hh) v = (v - mean[k]) * rstd[k];
-      if (s.gamma_ih) {
-        w = (w - mean_x[k]) * rstd_x[k];
-        X::store(at.x + r + k * H, w);
+      if (at.u) units.store(at.u + r + k * H, v);
+      if (at.feature) {
+        in = at.feature[b] * slope[k];
+      } else {
+        in = units.load(at.x + r + k * H);
+        if (s.gamma_ih) {
+          in = (in - mean_x[k]) * rstd_x[k];
+          units.store(at.x + r + k * H, in);
+          in *= gamma_x[k];
+        }
       }
-      if (at.u) X::store(at.u + r + k * H, v);
-      a[k] = gamma[k] * v + gamma_x[k] * w + bias[k];
+      a[k] = gamma[k] * v + in + bias[k];
     }
     if (b >= at.n) continue;
-    X::store(at.c + cell, X::sigmoid(a[1]) * X::load(at.c_prev + cell) + X::sigmoid(a[0]) * X::tanh(a[2]));  // eq. 7
-    X::store(product + b * width, X::sigmoid(a[3]));
+    units.store(at.c + cell, sigmoid(a[1]) * units.load(at.c_prev + cell) + sigmoid(a[0]) * tanh(a[2]));  // eq. 7
+    units.store(product + b * width, sigmoid(a[3]));
   }
-  for (int64_t b = at.n; b < s.B; ++b) {  // sequences that have ended
-    X::store(at.c + b * H + j, X::load(at.c_prev + b * H + j));
-    X::store(at.y + b * H + j, X::load(at.h_prev + b * H + j));
+  for (int64_t b = at.n; b < s.B; ++b) {  // finished sequences
+    units.store(at.c + b * H + j, units.load(at.c_prev + b * H + j));
+    units.store(at.y + b * H + j, units.load(at.h_prev + b * H + j));
   }
-  V m{}, r = V{} + 1.0f;
+  Wide m{}, r = Wide{} + 1.0f;
   if (s.gamma_c)
-    X::template statistics<1>(s.batch, at.c + j, at.m, H, 0, s.mean_c + t1 + j, s.var_c + t1 + j, 0, s.eps, &m, &r);
-  const V scale = r * X::load_or(s.gamma_c, j, 1.0f), shift = X::load_or(s.beta_c, j, 0.0f);
+    statistics<1>(units, s.batch, at.c + j, at.m, H, 0, s.mean_c + t1 + j, s.var_c + t1 + j, 0, s.eps, &m, &r);
+  const Wide scale = r * units.load_or(s.gamma_c, j, 1.0f), shift = units.load_or(s.beta_c, j, 0.0f);
   for (int b = 0; b < at.n; ++b)  // eq. 8
-    X::store(at.y + b * H + j,
-             X::load(product + b * width) * X::tanh((X::load(at.c + b * H + j) - m) * scale + shift));
+    units.store(at.y + b * H + j,
+                units.load(product + b * width) * tanh((units.load(at.c + b * H + j) - m) * scale + shift));
 }
 
-template <int N>
-void add(float* to, typename Block<N>::V v) {
-  Block<N>::store(to, Block<N>::load(to) + v);
-}
-
-// du, dx and dc of units j ... j + N from dh, dy and dc. scratch: (B, 5 N).
-template <int N>
-void backward_block(const Step& at, int j, float* scratch) {
-  typedef Block<N> X;
-  typedef typename X::V V;
+// du, dx and dc of a block of units from j on, from dh, dy and dc. du (B, 4H) is written; scratch: (B, 5 LANES).
+template <bool TAIL>
+void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* scratch) {
   const Lstm& s = at.s;
   const int64_t H = s.H, row = at.row, t4 = 4 * H * at.t, t1 = H * at.t;
   const float* dy = s.dy + (int64_t)s.B * H * at.t;
   const float inverse = s.batch ? 1.0f / (float)at.m : 0.0f;  // population statistics send no gradient back
-  V gamma[4], gamma_x[4], bias[4];
+  Wide gamma[4], gamma_x[4], bias[4], slope[4]{};
   for (int k = 0; k < 4; ++k) {
-    gamma[k] = X::load_or(s.gamma_hh, k * H + j, 1.0f);
-    gamma_x[k] = X::load_or(s.gamma_ih, k * H + j, 1.0f);
-    bias[k] = X::load_or(s.bias, k * H + j, 0.0f);
+    gamma[k] = units.load_or(s.gamma_hh, k * H + j, 1.0f);
+    gamma_x[k] = units.load_or(s.gamma_ih, k * H + j, 1.0f);
+    bias[k] = units.load_or(s.bias, k * H + j, 0.0f);
+    if (!at.feature) continue;
+    const Slope of_x(at, units, k * H + j);
+    slope[k] = of_x.slope;
+    bias[k] += of_x.shift;
   }
-  const V g_c = X::load_or(s.gamma_c, j, 1.0f), shift = X::load_or(s.beta_c, j, 0.0f);
-  const V m_c = s.gamma_c ? X::load(s.mean_c + t1 + j) : V{};
-  const V r_c = s.gamma_c ? X::rsqrt(X::load(s.var_c + t1 + j) + s.eps) : V{} + 1.0f;
-  V sum_dz{}, sum_dzc{};
+  const Wide g_c = units.load_or(s.gamma_c, j, 1.0f), shift = units.load_or(s.beta_c, j, 0.0f);
+  const Wide m_c = s.gamma_c ? units.load(s.mean_c + t1 + j) : Wide{};
+  const Wide r_c = s.gamma_c ? rsqrt(units.load(s.var_c + t1 + j) + s.eps) : Wide{} + 1.0f;
+  Wide sum_dz{}, sum_dzc{};
   for (int b = 0; b < at.n; ++b) {  // through eq. 8
     const int64_t r = b * row + j, cell = b * H + j;
-    V a[4];
-    for (int k = 0; k < 4; ++k)
-      a[k] = gamma[k] * X::load(at.u + r + k * H) + gamma_x[k] * X::load(at.x + r + k * H) + bias[k];
-    const V c_hat = (X::load(at.c + cell) - m_c) * r_c, tanh = X::tanh(g_c * c_hat + shift), o = X::sigmoid(a[3]);
-    const V grad = X::load(s.dh + cell) + X::load(dy + cell), dz = grad * o * (1.0f - tanh * tanh);
+    Wide a[4];
+    for (int k = 0; k < 4; ++k) {
+      const Wide in = at.feature ? at.feature[b] * slope[k] : gamma_x[k] * units.load(at.x + r + k * H);
+      a[k] = gamma[k] * units.load(at.u + r + k * H) + in + bias[k];
+    }
+    const Wide c_hat = (units.load(at.c + cell) - m_c) * r_c, z = tanh(g_c * c_hat + shift), o = sigmoid(a[3]);
+    const Wide grad = units.load(s.dh + cell) + units.load(dy + cell), dz = grad * o * (1.0f - z * z);
     sum_dz += dz;
     sum_dzc += dz * c_hat;
-    float* p = scratch + b * 5 * N;
-    X::store(p, X::sigmoid(a[0]));
-    X::store(p + N, X::sigmoid(a[1]));
-    X::store(p + 2 * N, X::tanh(a[2]));
-    X::store(p + 3 * N, grad * tanh * o * (1.0f - o));
-    X::store(p + 4 * N, dz);
+    float* p = scratch + b * 5 * LANES;
+    store(p, sigmoid(a[0]));
+    store(p + LANES, sigmoid(a[1]));
+    store(p + 2 * LANES, tanh(a[2]));
+    store(p + 3 * LANES, grad * z * o * (1.0f - o));
+    store(p + 4 * LANES, dz);
   }
-  if (s.gamma_c) add<N>(s.dgamma_c + j, sum_dzc);
-  if (s.beta_c) add<N>(s.dbeta_c + j, sum_dz);
-  const V mean_dz = s.gamma_c ? sum_dz * inverse : V{}, mean_dzc = s.gamma_c ? sum_dzc * inverse : V{};
-  V sum_a[4]{}, sum_au[4]{}, sum_ax[4]{};
+  if (s.gamma_c) units.add(s.dgamma_c + j, sum_dzc);
+  if (s.beta_c) units.add(s.dbeta_c + j, sum_dz);
+  const Wide mean_dz = s.gamma_c ? sum_dz * inverse : Wide{}, mean_dzc = s.gamma_c ? sum_dzc * inverse : Wide{};
+  Wide sum_a[4]{}, sum_au[4]{}, sum_ax[4]{};
   for (int b = 0; b < at.n; ++b) {  // through eqs. 7 and 6
     const int64_t r = b * row + j, cell = b * H + j;
-    float* p = scratch + b * 5 * N;
-    const V i = X::load(p), f = X::load(p + N), g = X::load(p + 2 * N), c_hat = (X::load(at.c + cell) - m_c) * r_c;
-    const V d = X::load(s.dc + cell) + g_c * r_c * (X::load(p + 4 * N) - mean_dz - c_hat * mean_dzc);
-    const V grads[4] = {d * g * i * (1.0f - i), d * X::load(at.c_prev + cell) * f * (1.0f - f), d * i * (1.0f - g * g),
-                        X::load(p + 3 * N)};
-    X::store(s.dc + cell, d * f);
+    float* p = scratch + b * 5 * LANES;
+    const Wide i = load(p), f = load(p + LANES), g = load(p + 2 * LANES), c_hat = (units.load(at.c + cell) - m_c) * r_c;
+    const Wide d = units.load(s.dc + cell) + g_c * r_c * (load(p + 4 * LANES) - mean_dz - c_hat * mean_dzc);
+    const Wide grads[4] = {d * g * i * (1.0f - i), d * units.load(at.c_prev + cell) * f * (1.0f - f),
+                           d * i * (1.0f - g * g), load(p + 3 * LANES)};
+    units.store(s.dc + cell, d * f);
     for (int k = 0; k < 4; ++k) {
       sum_a[k] += grads[k];
-      if (s.gamma_hh) sum_au[k] += grads[k] * X::load(at.u + r + k * H);
-      if (s.gamma_ih) sum_ax[k] += grads[k] * X::load(at.x + r + k * H);
-      X::store(p + k * N, grads[k]);  // in place of i f g and the like
+      if (s.gamma_hh) sum_au[k] += grads[k] * units.load(at.u + r + k * H);
+      if (at.feature)
+        sum_ax[k] += grads[k] * at.feature[b];
+      else if (s.gamma_ih)
+        sum_ax[k] += grads[k] * units.load(at.x + r + k * H);
+      store(p + k * LANES, grads[k]);  // in place of i f g and the like
     }
   }
-  for (int64_t b = at.n; b < at.m; ++b) {  // sequences that have ended but count: gradients through the statistics alone
+  for (int64_t b = at.n; b < at.m; ++b) {  // finished sequences that count: gradients through the statistics alone
     const int64_t cell = b * H + j;
-    const V c_hat = (X::load(at.c + cell) - m_c) * r_c;
-    if (s.gamma_c) X::store(s.dc + cell, X::load(s.dc + cell) - g_c * r_c * (mean_dz + c_hat * mean_dzc));
-    for (int k = 0; k < 4; ++k) X::store(scratch + (b * 5 + k) * N, V{});
+    const Wide c_hat = (units.load(at.c + cell) - m_c) * r_c;
+    if (s.gamma_c) units.store(s.dc + cell, units.load(s.dc + cell) - g_c * r_c * (mean_dz + c_hat * mean_dzc));
+    for (int k = 0; k < 4; ++k) store(scratch + (b * 5 + k) * LANES, Wide{});
   }
   for (int k = 0; k < 4; ++k) {  // through the normalization of the two products
     const int64_t column = k * H + j;
-    if (s.bias) add<N>(s.dbias + column, sum_a[k]);
-    if (s.gamma_hh) add<N>(s.dgamma_hh + column, sum_au[k]);
-    if (s.gamma_ih) add<N>(s.dgamma_ih + column, sum_ax[k]);
-    const V mean = sum_a[k] * inverse, mean_u = sum_au[k] * inverse, mean_x = sum_ax[k] * inverse;
-    const V scale = s.gamma_hh ? gamma[k] * X::rsqrt(X::load(s.var_hh + t4 + column) + s.eps) : V{};
-    const V scale_x = s.gamma_ih ? gamma_x[k] * X::rsqrt(X::load(s.var_ih + t4 + column) + s.eps) : V{};
+    if (s.bias) units.add(s.dbias + column, sum_a[k]);
+    if (s.gamma_hh) units.add(s.dgamma_hh + column, sum_au[k]);
+    const Wide mean = sum_a[k] * inverse, mean_u = sum_au[k] * inverse, mean_x = sum_ax[k] * inverse;
+    const Wide scale = s.gamma_hh ? gamma[k] * rsqrt(units.load(s.var_hh + t4 + column) + s.eps) : Wide{};
     for (int b = 0; b < at.m; ++b) {
-      const V da = X::load(scratch + ((int64_t)b * 5 + k) * N);
-      float *u = at.u + b * row + column, *x = at.x + b * row + column;
-      X::store(u, s.gamma_hh ? scale * (da - mean - X::load(u) * mean_u) : da);
-      X::store(x, s.gamma_ih ? scale_x * (da - mean - X::load(x) * mean_x) : da);
+      const Wide da = load(scratch + ((int64_t)b * 5 + k) * LANES), u = units.load(at.u + b * row + column);
+      units.store(du + b * row + column, s.gamma_hh ? scale * (da - mean - u * mean_u) : da);
     }
-    for (int64_t b = at.m; b < s.B; ++b) {
-      X::store(at.u + b * row + column, V{});
-      X::store(at.x + b * row + column, V{});
+    for (int64_t b = at.m; b < s.B; ++b) units.store(du + b * row + column, Wide{});
+    if (at.feature) {
+      Slope(at, units, column).add_gradients(at, units, column, sum_a[k], sum_ax[k]);
+      continue;
     }
+    if (s.gamma_ih) units.add(s.dgamma_ih + column, sum_ax[k]);
+    const Wide scale_x = s.gamma_ih ? gamma_x[k] * rsqrt(units.load(s.var_ih + t4 + column) + s.eps) : Wide{};
+    for (int b = 0; b < at.m; ++b) {
+      const Wide da = load(scratch + ((int64_t)b * 5 + k) * LANES);
+      float* x = at.x + b * row + column;
+      units.store(x, s.gamma_ih ? scale_x * (da - mean - units.load(x) * mean_x) : da);
+    }
+    for (int64_t b = at.m; b < s.B; ++b) units.store(at.x + b * row + column, Wide{});
   }
+}
+
+// W_hh^T with the columns of a block's four gates side by side.
+void pack_by_blocks(int H, const float* weight_hh, float* packed, int threads) {
+  const Strips weight(4 * H, H, packed);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int n = 0; n < 4 * H; n += STRIP)
+    weight.pack_columns(n, [&](int column) {
+      const int j = column / (4 * LANES) * LANES, units = std::min(LANES, H - j), in_block = column - 4 * j;
+      return weight_hh + (int64_t)H * (in_block / units * H + j + in_block % units);
+    });
 }
 
 }  // namespace
 
 extern "C" {
 
+int64_t bnrnn_lstm_packed_size(int H) { return Strips::size(4 * H, H); }
+
+void bnrnn_lstm_pack(int H, const float* weight_hh, float* packed, int threads) {
+  pack_by_blocks(H, weight_hh, packed, threads);
+}
+
 void bnrnn_lstm_forward(const Lstm* sequence) {
   const Lstm& s = *sequence;
-  const int H = s.H, blocks = (H + LANES - 1) / LANES;
-  // W_hh^T with the columns of a block's four gates side by side.
-  Floats ordered(new float[4 * (int64_t)H * H]);
-  for (int j = 0; j < H; j += LANES)
-    for (int k = 0, w = std::min(LANES, H - j); k < 4; ++k)
-      std::memcpy(&ordered[(int64_t)H * (4 * j + k * w)], s.weight_hh + (int64_t)H * (k * H + j), sizeof(float) * w * H);
-  const Packed weight(4 * H, H, ordered.get(), 1, H);
-  ordered.reset();
+  const int H = s.H, num_blocks = (H + LANES - 1) / LANES;
+  // Where h is larger than the cache, several blocks of units share each part of it.
+  const int group = (int64_t)s.B * H * sizeof(float) > NEAR / 2 ? 4 : 1, groups = (num_blocks + group - 1) / group;
+  const Strips weight(4 * H, H, s.packed);
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
   {
-    Floats product(new float[(int64_t)s.B * 4 * LANES]);
+    const int64_t size = (int64_t)s.B * 4 * LANES;
+    Floats product(new float[group * size]), room(new float[s.B]);
     for (int64_t t = 0; t < s.T; ++t) {
-      const Step at(s, t);
+      const Step at(s, t, room.get());
 #pragma omp for schedule(static)
-      for (int block = 0; block < blocks; ++block) {
-        const int j = block * LANES, w = std::min(LANES, H - j), width = round_up(4 * w);
-        weight.times(4 * j, at.m, at.h_prev, H, 1, product.get(), width, false);
-        int i = 0;
-        for (; i + LANES <= w; i += LANES) forward_block<LANES>(at, j + i, product.get() + i, width, w);
-        for (; i + 4 <= w; i += 4) forward_block<4>(at, j + i, product.get() + i, width, w);
-        for (; i < w; ++i) forward_block<1>(at, j + i, product.get() + i, width, w);
+      for (int g = 0; g < groups; ++g) {
+        const int from = g * group * LANES, to = std::min(H, from + group * LANES);
+        weight.times_all<false>(4 * from, 4 * to, at.m, at.h_prev, H, product.get(), 4 * LANES, false, size);
+        over_blocks(from, to, [&](auto units, int j) {
+          forward_block(at, units, j, product.get() + (j - from) / LANES * size, units.count);
+        });
       }
     }
   }
@@ -225,47 +311,52 @@ void bnrnn_lstm_forward(const Lstm* sequence) {
 
 void bnrnn_lstm_backward(const Lstm* sequence) {
   const Lstm& s = *sequence;
-  const int H = s.H, blocks = (H + LANES - 1) / LANES, columns = 4 * LANES;
-  const Packed weight(H, 4 * H, s.weight_hh, H, 1);
+  const int H = s.H, G = 4 * H, num_blocks = (H + LANES - 1) / LANES, num_strips = (H + STRIP - 1) / STRIP;
+  Floats packed(new float[Strips::size(H, G)]), shared(new float[Strips::size(G, DEPTH)]);
+  const Strips weight(H, G, packed.get());
+  // dW_hh is the sum of h^T du over the steps. It is added up by chunks of steps, whose du is still in the cache then.
+  const int64_t chunk = std::max(1, DEPTH / s.B), size = (int64_t)s.B * H;
+  Floats du(new float[chunk * size * 4]);
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
   {
-    Floats scratch(new float[(int64_t)s.B * 5 * LANES]);
-    for (int64_t t = s.T - 1; t >= 0; --t) {
-      const Step at(s, t);
-      const float* dy = s.dy + (int64_t)s.B * H * t;
+    Floats scratch(new float[(int64_t)s.B * 5 * LANES]), room(new float[s.B]);
 #pragma omp for schedule(static)
-      for (int block = 0; block < blocks; ++block) {
+    for (int n = 0; n < H; n += STRIP) weight.pack_rows(n, s.weight_hh, H);
+    int64_t in_chunk = 0;  // steps; the last of the chunk comes first, and stands last
+    for (int64_t t = s.T - 1; t >= 0; --t) {
+      const Step at(s, t, room.get());
+      const float* dy = s.dy + size * t;
+      float* du_t = du.get() + (chunk - ++in_chunk) * size * 4;
+#pragma omp for schedule(static)
+      for (int block = 0; block < num_blocks; ++block) {
         const int from = block * LANES, to = std::min(H, from + LANES);
-        int j = from;
-        for (; j + LANES <= to; j += LANES) backward_block<LANES>(at, j, scratch.get());
-        for (; j + 4 <= to; j += 4) backward_block<4>(at, j, scratch.get());
-        for (; j < to; ++j) backward_block<1>(at, j, scratch.get());
-        for (int64_t b = at.n; b < s.B; ++b)  // what ended hands its gradient on to the step before
-          for (j = from; j < to; ++j) s.dh[b * H + j] += dy[b * H + j];
+        over_blocks(from, to, [&](auto units, int j) { backward_block(at, units, j, du_t, scratch.get()); });
+        for (int64_t b = at.n; b < s.B; ++b)  // a finished sequence hands its gradient on to the step before
+          for (int j = from; j < to; ++j) s.dh[b * H + j] += dy[b * H + j];
       }
 #pragma omp for schedule(static)
-      for (int n = 0; n < H; n += columns) {
-        weight.times_exactly(n, at.n, at.u, at.row, 1, s.dh + n, H, false);
+      for (int part = 0; part < s.threads; ++part) {
+        const int n = begin_of(part, s.threads, num_strips) * STRIP;
+        const int end = std::min(H, begin_of(part + 1, s.threads, num_strips) * STRIP);
+        weight.times_all<false>(n, end, at.n, du_t, G, s.dh + n, H, false);
         if (at.m > at.n)
-          weight.times_exactly(n, at.m - at.n, at.u + at.n * at.row, at.row, 1, s.dh + (int64_t)at.n * H + n, H, true);
+          weight.times_all<false>(n, end, at.m - at.n, du_t + at.n * at.row, G, s.dh + (int64_t)at.n * H + n, H, true);
+      }
+      if (in_chunk == chunk || t <= 1) {  // h_0 stands elsewhere than the other h
+        product(H, G, (int)in_chunk * s.B, at.h_prev, 1, H, {du_t, G, false}, s.dweight_hh, true, shared.get(), s.threads);
+        in_chunk = 0;
       }
     }
   }
 }
 
-// C (M, N) = A (M, K) B, or A^T B for A (K, M); or added to C. Element (k, n) of B is B[k * row + n * column].
-void bnrnn_product(int M, int N, int K, const float* A, int transposed, const float* B, int64_t row, int64_t column,
+// C (M, N) = A (M, K) B, or A^T B for A (K, M); or added to C. Rows of B, or if `columns` its columns, are contiguous and
+// `step` apart.
+void bnrnn_product(int M, int N, int K, const float* A, int transposed, const float* B, int64_t step, int columns,
                    float* C, int add, int threads) {
-  const int64_t a_row = transposed ? 1 : K, a_step = transposed ? M : 1;
-  for (int k = 0; k < K; k += DEPTH) {
-    const int depth = std::min(DEPTH, K - k);
-    const Packed right(N, depth, B + k * row, row, column);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int m = 0; m < M; m += HEIGHT)
-      for (int n = 0; n < N; n += 4 * LANES)
-        right.times_exactly(n, std::min(HEIGHT, M - m), A + m * a_row + k * a_step, a_row, a_step,
-                            C + (int64_t)m * N + n, N, add || k > 0);
-  }
+  Floats shared(new float[Strips::size(N, std::min(K, DEPTH))]);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  product(M, N, K, A, transposed ? 1 : K, transposed ? M : 1, {B, step, columns != 0}, C, add, shared.get(), threads);
 }
 
 }  // extern "C"

@@ -26,7 +26,7 @@ from bnrnn.scan.lstm_fused import PARAMETERS, Sequence
 FOLDER = Path(__file__).parent
 SOURCES = [FOLDER / "lstm_cpu.cpp", FOLDER / "rhn_cpu.cpp", FOLDER / "norm_cpu.cpp"]
 HEADERS = [FOLDER / "cpu_products.h", FOLDER / "cpu_blocks.h"]
-FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-fPIC"]
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-fPIC"]
 
 
 def compiler() -> str | None:
@@ -73,7 +73,9 @@ def library() -> ctypes.CDLL:
             _build(command, path)
         except OSError as error:
             raise BnrnnError(f"backend=cpu: {path} cannot be written ({error}): set XDG_CACHE_HOME") from error
-    return ctypes.CDLL(str(path))
+    kernels = ctypes.CDLL(str(path))
+    kernels.bnrnn_lstm_packed_size.restype = ctypes.c_int64
+    return kernels
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -89,8 +91,8 @@ class _Lstm(ctypes.Structure):
         + [("eps", ctypes.c_float)]
         + [(name, ctypes.POINTER(ctypes.c_int32)) for name in ("running", "counted")]
         + [(name, ctypes.c_void_p) for name in (
-            "weight_hh", *PARAMETERS, "h_0", "c_0", *Statistics._fields, "x", "u", "c", "y", "dy", "dh", "dc",
-            *(f"d{name}" for name in PARAMETERS),
+            "weight_hh", *PARAMETERS, "h_0", "c_0", *Statistics._fields, "feature", "weight_ih", "packed", "x", "u", "c",
+            "y", "dy", "dh", "dc", *(f"d{name}" for name in PARAMETERS), "dweight_ih", "dweight_hh",
         )]
     )  # fmt: skip
 
@@ -105,35 +107,44 @@ class CpuEngine:
     def __init__(self) -> None:
         self.library = library()
 
-    def _arguments(self, s: Sequence, y: Tensor, **gradients: Tensor) -> _Lstm:
+    def _arguments(self, s: Sequence, y: Tensor, **others: Tensor) -> _Lstm:
         T, B, H = s.c.shape
-        tensors = {"weight_hh": s.weight_hh, "h_0": s.h_0, "c_0": s.c_0, "x": s.x, "u": s.u, "c": s.c, "y": y,
-                   **s.parameters, **s.statistics._asdict(), **gradients}  # fmt: skip
+        tensors = {"weight_hh": s.weight_hh, "h_0": s.h_0, "c_0": s.c_0, "u": s.u, "c": s.c, "y": y,
+                   **s.parameters, **s.statistics._asdict(), **others}  # fmt: skip
+        x = {"x": s.x} if s.weight_ih is None else {"feature": s.x, "weight_ih": s.weight_ih}
         return _Lstm(
             T=T, B=B, H=H, batch=int(s.batch), threads=torch.get_num_threads(), eps=s.eps,
             running=sizes_of(s.batch_sizes), counted=None if s.ended_count else sizes_of(s.batch_sizes),
-            **{name: address(tensor) for name, tensor in tensors.items()},
+            **{name: address(tensor) for name, tensor in {**x, **tensors}.items()},
         )  # fmt: skip
 
     def forward(self, s: Sequence, y: Tensor) -> None:
-        self.library.bnrnn_lstm_forward(ctypes.byref(self._arguments(s, y)))
+        H = s.c.shape[2]
+        packed = s.c.new_empty(self.library.bnrnn_lstm_packed_size(H))
+        self.library.bnrnn_lstm_pack(
+            H, ctypes.c_void_p(address(s.weight_hh)), ctypes.c_void_p(address(packed)), torch.get_num_threads()
+        )
+        self.library.bnrnn_lstm_forward(ctypes.byref(self._arguments(s, y, packed=packed)))
 
     def backward(self, s: Sequence, y: Tensor, dy: Tensor, dh: Tensor, dc: Tensor, grads: dict[str, Tensor]) -> Tensor:
         assert s.u is not None
+        dweight = s.weight_hh.new_zeros(s.weight_hh.shape[::-1])
         gradients = {f"d{name}": grad for name, grad in grads.items()}
-        arguments = self._arguments(s, y, dy=dy, dh=dh, dc=dc, **gradients)
+        arguments = self._arguments(s, y, dy=dy, dh=dh, dc=dc, dweight_hh=dweight, **gradients)
         self.library.bnrnn_lstm_backward(ctypes.byref(arguments))
-        return sum_of_outer([(s.u[0], s.h_0), (s.u[1:].flatten(0, 1), y[:-1].flatten(0, 1))])
+        return dweight.t()
 
 
 def _product(a: Tensor, b: Tensor, transposed: bool = False, out: Tensor | None = None) -> Tensor:
-    """a @ b, or a.T @ b if `transposed`; added to `out` if given. b may have any strides."""
+    """a @ b, or a.T @ b if `transposed`; added to `out` if given. Rows or columns of b are contiguous."""
     m, k = (a.shape[1], a.shape[0]) if transposed else a.shape
     c = a.new_empty(m, b.shape[1]) if out is None else out
+    columns = b.stride(1) != 1
+    assert min(b.stride()) == 1 or 1 in b.shape
     library().bnrnn_product(
         m, b.shape[1], k, ctypes.c_void_p(address(a)), int(transposed), ctypes.c_void_p(address(b)),
-        ctypes.c_int64(b.stride(0)), ctypes.c_int64(b.stride(1)), ctypes.c_void_p(address(c)), int(out is not None),
-        torch.get_num_threads(),
+        ctypes.c_int64(b.stride(1) if columns else b.stride(0)), int(columns), ctypes.c_void_p(address(c)),
+        int(out is not None), torch.get_num_threads(),
     )  # fmt: skip
     return c
 

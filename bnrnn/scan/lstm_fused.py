@@ -36,6 +36,7 @@ class Sequence:
     h_0: Tensor  # (B, H)
     c_0: Tensor
     weight_hh: Tensor  # (4H, H)
+    weight_ih: Tensor | None  # (4H, 1), where x is the input's one feature (T, B, 1) in place of its product
     parameters: dict[str, Tensor | None]
     statistics: Statistics
     batch: bool  # whether the statistics are those of the batch
@@ -226,6 +227,7 @@ def fused_scan(
             h_0=h_0[r],
             c_0=c_0[r],
             weight_hh=weight[r],
+            weight_ih=None,
             parameters={name: None if p is None else p[r] for name, p in constant.items()},
             statistics=Statistics(*(None if v is None else v[r] for v in used)),
             batch=population is None,

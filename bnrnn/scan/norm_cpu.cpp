@@ -27,6 +27,44 @@ int64_t rows_that_count(int T, int B, const int32_t* running) {
   return count;
 }
 
+// y = gamma (x - mean) rstd + shift over M of B rows, 0 in the others.
+template <bool TAIL>
+void normalize(Units<TAIL> units, int j, int M, int B, int F, bool batch, float eps, const float* x, const float* gamma,
+               const float* shift, float* means, float* vars, float* y) {
+  Wide mean, rstd;
+  statistics<1>(units, batch, x + j, M, F, 0, means + j, vars + j, 0, eps, &mean, &rstd);
+  const Wide scale = rstd * units.load(gamma + j), add = units.load_or(shift, j, 0.0f);
+  for (int b = 0; b < B; ++b) {
+    const int64_t at = (int64_t)b * F + j;
+    units.store(y + at, b < M ? (units.load(x + at) - mean) * scale + add : Wide{});
+  }
+}
+
+template <bool TAIL>
+void normalize_backward(Units<TAIL> units, int j, int M, int B, int F, bool batch, float eps, const float* x,
+                        const float* gamma, const float* means, const float* vars, const float* dy, float* dx,
+                        float* dgamma, float* dshift) {
+  const float inverse = batch ? 1.0f / (float)M : 0.0f;
+  const Wide mean = units.load(means + j), rstd = rsqrt(units.load(vars + j) + eps);
+  Wide sum{}, sum_x{};
+  for (int b = 0; b < M; ++b) {
+    const int64_t at = (int64_t)b * F + j;
+    const Wide d = units.load(dy + at);
+    sum += d;
+    sum_x += d * ((units.load(x + at) - mean) * rstd);
+  }
+  units.add(dgamma + j, sum_x);
+  units.add(dshift + j, sum);
+  const Wide scale = rstd * units.load(gamma + j);
+  sum *= inverse;
+  sum_x *= inverse;
+  for (int b = 0; b < B; ++b) {
+    const int64_t at = (int64_t)b * F + j;
+    const Wide d = scale * (units.load(dy + at) - sum - ((units.load(x + at) - mean) * rstd) * sum_x);
+    units.store(dx + at, b < M ? d : Wide{});
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -37,7 +75,9 @@ void bnrnn_norm_forward(int T, int B, int F, int batch, float eps, const int32_t
   for (int64_t t = 0; t < T; ++t) {
     const int64_t at = t * B * F;
     const int n = running ? running[t] : B;
-    OVER_BLOCKS(0, F, normalize, n, B, F, batch, eps, x + at, gamma, shift, mean + t * F, var + t * F, y + at);
+    over_blocks(0, F, [&](auto units, int j) {
+      normalize(units, j, n, B, F, batch, eps, x + at, gamma, shift, mean + t * F, var + t * F, y + at);
+    });
   }
 }
 
@@ -48,8 +88,10 @@ void bnrnn_norm_backward(int T, int B, int F, int batch, float eps, const int32_
   for (int64_t t = 0; t < T; ++t) {
     const int64_t at = t * B * F;
     const int n = running ? running[t] : B;
-    OVER_BLOCKS(0, F, normalize_backward, n, B, F, batch, eps, x + at, gamma, mean + t * F, var + t * F, dy + at, dx + at,
-                dgamma, dshift);
+    over_blocks(0, F, [&](auto units, int j) {
+      normalize_backward(units, j, n, B, F, batch, eps, x + at, gamma, mean + t * F, var + t * F, dy + at, dx + at, dgamma,
+                         dshift);
+    });
   }
 }
 

@@ -47,180 +47,168 @@ struct Layer {
 };
 
 // The first n rows of the entering state, normalized, into `normal`, and with scale and shift into v.
-template <int N>
-void enter_block(const Layer& at, int j, float* v) {
-  typedef Block<N> X;
+template <bool TAIL>
+void enter_block(const Layer& at, Units<TAIL> units, int j, float* v) {
   const Rhn& s = at.s;
   const int64_t H = s.H, stored = (at.t * s.K + at.d) * H + j, own = at.d * H + j;
-  typename X::V mean, rstd;
-  X::template statistics<1>(s.batch, at.before + j, at.n, H, 0, s.mean_s + stored, s.var_s + stored, 0, s.eps, &mean,
-                            &rstd);
-  const typename X::V gamma = X::load(s.gamma_s + own), beta = X::load_or(s.beta_s, own, 0.0f);
+  Wide mean, rstd;
+  statistics<1>(units, s.batch, at.before + j, at.n, H, 0, s.mean_s + stored, s.var_s + stored, 0, s.eps, &mean, &rstd);
+  const Wide gamma = units.load(s.gamma_s + own), beta = units.load_or(s.beta_s, own, 0.0f);
   for (int64_t b = 0; b < at.n; ++b) {
-    const typename X::V hat = (X::load(at.before + b * H + j) - mean) * rstd;
-    X::store(at.normal + b * H + j, hat);
-    X::store(v + b * H + j, gamma * hat + beta);
+    const Wide hat = (units.load(at.before + b * H + j) - mean) * rstd;
+    units.store(at.normal + b * H + j, hat);
+    units.store(v + b * H + j, gamma * hat + beta);
   }
 }
 
-// Everything after the product of units j ... j + N, whose rows are `width` long and whose gates are `gap` apart.
-template <int N, int Q>
-void forward_block(const Layer& at, int j, float* product, int64_t width, int64_t gap) {
-  typedef Block<N> X;
-  typedef typename X::V V;
+// Everything after the product of a block of units from j on, whose rows are `width` long and gates `gap` apart.
+template <int Q, bool TAIL>
+void forward_block(const Layer& at, Units<TAIL> units, int j, float* product, int64_t width, int64_t gap) {
   const Rhn& s = at.s;
   const int64_t H = s.H, of_x = at.t * at.row + j, of_z = (at.t * s.D + at.d) * at.row + j, own = at.d * at.row + j;
-  V mean[Q]{}, rstd[Q]{}, gamma[Q], bias[Q];
+  Wide mean[Q]{}, rstd[Q]{}, gamma[Q], bias[Q];
   if (at.d == 0) {
     if (s.gamma_x)
-      X::template statistics<Q>(s.batch, at.x + j, at.n, at.row, H, s.mean_x + of_x, s.var_x + of_x, H, s.eps, mean,
-                                rstd);
+      statistics<Q>(units, s.batch, at.x + j, at.n, at.row, H, s.mean_x + of_x, s.var_x + of_x, H, s.eps, mean, rstd);
     for (int64_t b = 0; b < at.n; ++b)
       for (int k = 0; k < Q; ++k) {
         float *x = at.x + b * at.row + k * H + j, *p = product + b * width + k * gap;
-        V v = X::load(x);
+        Wide v = units.load(x);
         if (s.gamma_x) {
           v = (v - mean[k]) * rstd[k];
-          X::store(x, v);
-          v *= X::load(s.gamma_x + k * H + j);
+          units.store(x, v);
+          v *= units.load(s.gamma_x + k * H + j);
         }
-        X::store(p, X::load(p) + v);
+        units.store(p, units.load(p) + v);
       }
   }
   if (s.gamma_z)
-    X::template statistics<Q>(s.batch, product, at.n, width, gap, s.mean_z + of_z, s.var_z + of_z, H, s.eps, mean, rstd);
+    statistics<Q>(units, s.batch, product, at.n, width, gap, s.mean_z + of_z, s.var_z + of_z, H, s.eps, mean, rstd);
   for (int k = 0; k < Q; ++k) {
-    gamma[k] = X::load_or(s.gamma_z, own + k * H, 1.0f);
-    bias[k] = X::load_or(s.bias, own + k * H, 0.0f);
+    gamma[k] = units.load_or(s.gamma_z, own + k * H, 1.0f);
+    bias[k] = units.load_or(s.bias, own + k * H, 0.0f);
   }
   for (int64_t b = 0; b < at.n; ++b) {
-    V z[Q];
+    Wide z[Q];
     for (int k = 0; k < Q; ++k) {
-      V v = X::load(product + b * width + k * gap);
+      Wide v = units.load(product + b * width + k * gap);
       if (s.gamma_z) v = (v - mean[k]) * rstd[k];
-      X::store(at.a + b * at.row + k * H + j, v);
+      units.store(at.a + b * at.row + k * H + j, v);
       z[k] = gamma[k] * v + bias[k];
     }
-    const V transform = X::sigmoid(z[1]), carry = Q == 3 ? X::sigmoid(z[Q - 1]) : 1.0f - transform;
-    X::store(at.state + b * H + j, X::tanh(z[0]) * transform + X::load(at.before + b * H + j) * carry);
+    const Wide transform = sigmoid(z[1]), carry = Q == 3 ? sigmoid(z[Q - 1]) : 1.0f - transform;
+    units.store(at.state + b * H + j, tanh(z[0]) * transform + units.load(at.before + b * H + j) * carry);
   }
-  for (int64_t b = at.n; b < s.B; ++b)  // sequences that have ended
-    X::store(at.state + b * H + j, X::load(at.before + b * H + j));
+  for (int64_t b = at.n; b < s.B; ++b)  // finished sequences
+    units.store(at.state + b * H + j, units.load(at.before + b * H + j));
 }
 
-template <int N>
-void add_to(float* to, typename Block<N>::V v) {
-  Block<N>::store(to, Block<N>::load(to) + v);
-}
-
-// Gradients of the sums of units j ... j + N in place of the sums, of x in place of x, and of what is carried in place of
-// that of the state. scratch: (B, Q N).
-template <int N, int Q>
-void backward_block(const Layer& at, int j, float* scratch) {
-  typedef Block<N> X;
-  typedef typename X::V V;
+// Gradients of the sums of a block of units from j on in place of the sums, of x in place of x, and of what is carried in
+// place of that of the state. scratch: (B, Q LANES).
+template <int Q, bool TAIL>
+void backward_block(const Layer& at, Units<TAIL> units, int j, float* scratch) {
   const Rhn& s = at.s;
   const int64_t H = s.H, of_x = at.t * at.row + j, of_z = (at.t * s.D + at.d) * at.row + j, own = at.d * at.row + j;
   const float* dy = at.d == s.D - 1 ? s.dy + (int64_t)s.B * H * at.t : nullptr;
   const float inverse = s.batch ? 1.0f / (float)at.n : 0.0f;  // population statistics send no gradient back
-  V gamma[Q], bias[Q], sum[Q]{}, sum_a[Q]{};
+  Wide gamma[Q], bias[Q], sum[Q]{}, sum_a[Q]{};
   for (int k = 0; k < Q; ++k) {
-    gamma[k] = X::load_or(s.gamma_z, own + k * H, 1.0f);
-    bias[k] = X::load_or(s.bias, own + k * H, 0.0f);
+    gamma[k] = units.load_or(s.gamma_z, own + k * H, 1.0f);
+    bias[k] = units.load_or(s.bias, own + k * H, 0.0f);
   }
   for (int64_t b = 0; b < at.n; ++b) {
     const int64_t cell = b * H + j;
-    V z[Q], a[Q], dz[Q];
+    Wide z[Q], a[Q], dz[Q];
     for (int k = 0; k < Q; ++k) {
-      a[k] = X::load(at.a + b * at.row + k * H + j);
+      a[k] = units.load(at.a + b * at.row + k * H + j);
       z[k] = gamma[k] * a[k] + bias[k];
     }
-    const V h = X::tanh(z[0]), transform = X::sigmoid(z[1]), before = X::load(at.before + cell);
-    const V carry = Q == 3 ? X::sigmoid(z[Q - 1]) : 1.0f - transform;
-    const V d = X::load(s.ds + cell) + X::load_or(dy, cell, 0.0f);
+    const Wide h = tanh(z[0]), transform = sigmoid(z[1]), before = units.load(at.before + cell);
+    const Wide carry = Q == 3 ? sigmoid(z[Q - 1]) : 1.0f - transform;
+    const Wide d = units.load(s.ds + cell) + units.load_or(dy, cell, 0.0f);
     dz[0] = d * transform * (1.0f - h * h);
     dz[1] = d * (Q == 3 ? h : h - before) * transform * (1.0f - transform);
     if (Q == 3) dz[Q - 1] = d * before * carry * (1.0f - carry);
-    X::store(s.ds + cell, d * carry);
+    units.store(s.ds + cell, d * carry);
     for (int k = 0; k < Q; ++k) {
       sum[k] += dz[k];
       sum_a[k] += dz[k] * a[k];
-      X::store(scratch + (b * Q + k) * N, dz[k]);
+      store(scratch + (b * Q + k) * LANES, dz[k]);
     }
   }
-  for (int64_t b = at.n; dy && b < s.B; ++b) add_to<N>(s.ds + b * H + j, X::load(dy + b * H + j));
+  for (int64_t b = at.n; dy && b < s.B; ++b) units.add(s.ds + b * H + j, units.load(dy + b * H + j));
   for (int k = 0; k < Q; ++k) {
     const int64_t column = k * H + j;
-    if (s.bias) add_to<N>(s.dbias + own + k * H, sum[k]);
-    if (s.gamma_z) add_to<N>(s.dgamma_z + own + k * H, sum_a[k]);
-    const V scale = s.gamma_z ? gamma[k] * X::rsqrt(X::load(s.var_z + of_z + k * H) + s.eps) : V{} + 1.0f;
-    const V mean = sum[k] * inverse, mean_a = sum_a[k] * inverse;
-    V sum_d{}, sum_x{};
+    if (s.bias) units.add(s.dbias + own + k * H, sum[k]);
+    if (s.gamma_z) units.add(s.dgamma_z + own + k * H, sum_a[k]);
+    const Wide scale = s.gamma_z ? gamma[k] * rsqrt(units.load(s.var_z + of_z + k * H) + s.eps) : Wide{} + 1.0f;
+    const Wide mean = sum[k] * inverse, mean_a = sum_a[k] * inverse;
+    Wide sum_d{}, sum_x{};
     for (int64_t b = 0; b < at.n; ++b) {
       float* a = at.a + b * at.row + column;
-      V da = X::load(scratch + (b * Q + k) * N);
-      if (s.gamma_z) da = scale * (da - mean - X::load(a) * mean_a);
-      X::store(a, da);
+      Wide da = load(scratch + (b * Q + k) * LANES);
+      if (s.gamma_z) da = scale * (da - mean - units.load(a) * mean_a);
+      units.store(a, da);
       if (at.d == 0 && s.gamma_x) {
         sum_d += da;
-        sum_x += da * X::load(at.x + b * at.row + column);
+        sum_x += da * units.load(at.x + b * at.row + column);
       }
     }
-    for (int64_t b = at.n; b < s.B; ++b) X::store(at.a + b * at.row + column, V{});
+    for (int64_t b = at.n; b < s.B; ++b) units.store(at.a + b * at.row + column, Wide{});
     if (at.d) continue;
-    V scale_x{};
+    Wide scale_x{};
     if (s.gamma_x) {
-      add_to<N>(s.dgamma_x + column, sum_x);
-      scale_x = X::load(s.gamma_x + column) * X::rsqrt(X::load(s.var_x + of_x + k * H) + s.eps);
+      units.add(s.dgamma_x + column, sum_x);
+      scale_x = units.load(s.gamma_x + column) * rsqrt(units.load(s.var_x + of_x + k * H) + s.eps);
       sum_d *= inverse;
       sum_x *= inverse;
     }
     for (int64_t b = 0; b < s.B; ++b) {
       float* x = at.x + b * at.row + column;
-      V dx = X::load(at.a + b * at.row + column);
-      if (s.gamma_x) dx = scale_x * (dx - sum_d - X::load(x) * sum_x);
-      X::store(x, b < at.n ? dx : V{});
+      Wide dx = units.load(at.a + b * at.row + column);
+      if (s.gamma_x) dx = scale_x * (dx - sum_d - units.load(x) * sum_x);
+      units.store(x, b < at.n ? dx : Wide{});
     }
   }
 }
 
 // Adds to ds what comes back through the normalization of the entering state, given dv.
-template <int N>
-void leave_block(const Layer& at, int j, const float* dv) {
-  typedef Block<N> X;
-  typedef typename X::V V;
+template <bool TAIL>
+void leave_block(const Layer& at, Units<TAIL> units, int j, const float* dv) {
   const Rhn& s = at.s;
   const int64_t H = s.H, stored = (at.t * s.K + at.d) * H + j, own = at.d * H + j;
   const float inverse = s.batch ? 1.0f / (float)at.n : 0.0f;
-  V sum{}, sum_hat{};
+  Wide sum{}, sum_hat{};
   for (int64_t b = 0; b < at.n; ++b) {
-    const V d = X::load(dv + b * H + j);
+    const Wide d = units.load(dv + b * H + j);
     sum += d;
-    sum_hat += d * X::load(at.normal + b * H + j);
+    sum_hat += d * units.load(at.normal + b * H + j);
   }
-  add_to<N>(s.dgamma_s + own, sum_hat);
-  if (s.beta_s) add_to<N>(s.dbeta_s + own, sum);
-  const V scale = X::load(s.gamma_s + own) * X::rsqrt(X::load(s.var_s + stored) + s.eps);
+  units.add(s.dgamma_s + own, sum_hat);
+  if (s.beta_s) units.add(s.dbeta_s + own, sum);
+  const Wide scale = units.load(s.gamma_s + own) * rsqrt(units.load(s.var_s + stored) + s.eps);
   sum *= inverse;
   sum_hat *= inverse;
   for (int64_t b = 0; b < at.n; ++b)
-    add_to<N>(s.ds + b * H + j, scale * (X::load(dv + b * H + j) - sum - X::load(at.normal + b * H + j) * sum_hat));
+    units.add(s.ds + b * H + j, scale * (units.load(dv + b * H + j) - sum - units.load(at.normal + b * H + j) * sum_hat));
 }
 
-#define BLOCKS(from, to, function, ...)                                                    \
-  do {                                                                                     \
-    int i = from;                                                                          \
-    for (; i + LANES <= to; i += LANES) function(LANES, i, __VA_ARGS__);                   \
-    for (; i + 4 <= to; i += 4) function(4, i, __VA_ARGS__);                               \
-    for (; i < to; ++i) function(1, i, __VA_ARGS__);                                       \
-  } while (0)
-#define ENTER(N, j, at, v) enter_block<N>(at, j, v)
-#define LEAVE(N, j, at, dv) leave_block<N>(at, j, dv)
-#define FORWARD(N, j, at, first, product, width, gap)                                      \
-  (at.s.Q == 3 ? forward_block<N, 3>(at, j, product + (j - first), width, gap)             \
-               : forward_block<N, 2>(at, j, product + (j - first), width, gap))
-#define BACKWARD(N, j, at, scratch) \
-  (at.s.Q == 3 ? backward_block<N, 3>(at, j, scratch) : backward_block<N, 2>(at, j, scratch))
+// Calls function(std::integral_constant<int, Q>) for the number of gates, 2 or 3.
+template <typename Function>
+void with_gates(const Rhn& s, Function function) {
+  if (s.Q == 3)
+    function(std::integral_constant<int, 3>());
+  else
+    function(std::integral_constant<int, 2>());
+}
+
+// What the threads share of the packed weights of D layers.
+struct Weights {
+  int64_t size;
+  Floats data;
+  Weights(int D, int N, int K) : size(Strips::size(N, K)), data(new float[D * size]) {}
+  float* of(int64_t d) const { return data.get() + d * size; }
+};
 
 }  // namespace
 
@@ -228,36 +216,41 @@ extern "C" {
 
 void bnrnn_rhn_forward(const Rhn* sequence) {
   const Rhn& s = *sequence;
-  const int H = s.H, Q = s.Q, blocks = (H + LANES - 1) / LANES;
-  std::unique_ptr<std::unique_ptr<Packed>[]> weights(new std::unique_ptr<Packed>[s.D]);
-  Floats ordered(new float[(int64_t)Q * H * H]);
-  for (int d = 0; d < s.D; ++d) {  // R_d^T with the columns of a block's gates side by side
-    const float* weight = s.weight + (int64_t)d * Q * H * H;
-    for (int j = 0; j < H; j += LANES)
-      for (int k = 0, w = std::min(LANES, H - j); k < Q; ++k)
-        std::memcpy(&ordered[(int64_t)H * (Q * j + k * w)], weight + (int64_t)H * (k * H + j), sizeof(float) * w * H);
-    weights[d].reset(new Packed(Q * H, H, ordered.get(), 1, H, Q));
-  }
+  const int H = s.H, Q = s.Q, blocks = (H + LANES - 1) / LANES, width = round_up(Q * LANES, STRIP);
+  const Weights weights(s.D, blocks * width, H);
   Floats entering(new float[(int64_t)s.B * H]);
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
   {
-    Floats product(new float[(int64_t)s.B * Q * LANES]);
+    Floats product(new float[(int64_t)s.B * width]);
+    // A block's gates stand side by side, and are filled up to whole strips: column i of a block is unit i % w of gate i / w.
+#pragma omp for schedule(static) collapse(2)
+    for (int d = 0; d < s.D; ++d)
+      for (int block = 0; block < blocks; ++block) {
+        const int j = block * LANES, w = std::min(LANES, H - j);
+        const Strips weight(Q * w, H, weights.of(d) + (int64_t)block * width * H);
+        for (int n = 0; n < Q * w; n += STRIP)
+          weight.pack_columns(n, [&](int i) { return s.weight + (((int64_t)d * Q + i / w) * H + j + i % w) * H; });
+      }
     for (int64_t t = 0; t < s.T; ++t)
       for (int64_t d = 0; d < s.D; ++d) {
         const Layer at(s, t, d);
         if (at.normal) {
 #pragma omp for schedule(static)
           for (int block = 0; block < blocks; ++block)
-            BLOCKS(block * LANES, std::min(H, (block + 1) * LANES), ENTER, at, entering.get());
+            over_blocks(block * LANES, std::min(H, (block + 1) * LANES),
+                        [&](auto units, int j) { enter_block(at, units, j, entering.get()); });
         }
         const float* v = at.normal ? entering.get() : at.before;
 #pragma omp for schedule(static)
         for (int block = 0; block < blocks; ++block) {
-          const int j = block * LANES, to = std::min(H, j + LANES), w = to - j;
-          const Packed& weight = *weights[d];
-          const int width = round_up(Q * w);
-          weight.times(Q * j, at.n, v, H, 1, product.get(), width, false);
-          BLOCKS(j, to, FORWARD, at, j, product.get(), width, w);
+          const int from = block * LANES, to = std::min(H, from + LANES), w = to - from;
+          const Strips weight(Q * w, H, weights.of(d) + (int64_t)block * width * H, s.D * blocks);
+          weight.times_all<false>(0, Q * w, at.n, v, H, product.get(), width, false);
+          with_gates(s, [&](auto gates) {
+            over_blocks(from, to, [&](auto units, int j) {
+              forward_block<gates>(at, units, j, product.get(), width, w);
+            });
+          });
         }
       }
   }
@@ -265,27 +258,37 @@ void bnrnn_rhn_forward(const Rhn* sequence) {
 
 void bnrnn_rhn_backward(const Rhn* sequence) {
   const Rhn& s = *sequence;
-  const int H = s.H, Q = s.Q, blocks = (H + LANES - 1) / LANES, columns = 4 * LANES;
-  std::unique_ptr<std::unique_ptr<Packed>[]> weights(new std::unique_ptr<Packed>[s.D]);
-  for (int d = 0; d < s.D; ++d) weights[d].reset(new Packed(H, Q * H, s.weight + (int64_t)d * Q * H * H, H, 1));
+  const int H = s.H, Q = s.Q, blocks = (H + LANES - 1) / LANES, num_strips = (H + STRIP - 1) / STRIP;
+  const Weights weights(s.D, H, Q * H);
   Floats leaving(new float[(int64_t)s.B * H]);
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
   {
     Floats scratch(new float[(int64_t)s.B * Q * LANES]);
+#pragma omp for schedule(static) collapse(2)
+    for (int d = 0; d < s.D; ++d)
+      for (int n = 0; n < H; n += STRIP)
+        Strips(H, Q * H, weights.of(d)).pack_rows(n, s.weight + (int64_t)d * Q * H * H, H);
     for (int64_t t = s.T - 1; t >= 0; --t)
       for (int64_t d = s.D - 1; d >= 0; --d) {
         const Layer at(s, t, d);
 #pragma omp for schedule(static)
         for (int block = 0; block < blocks; ++block)
-          BLOCKS(block * LANES, std::min(H, (block + 1) * LANES), BACKWARD, at, scratch.get());
+          with_gates(s, [&](auto gates) {
+            over_blocks(block * LANES, std::min(H, (block + 1) * LANES),
+                        [&](auto units, int j) { backward_block<gates>(at, units, j, scratch.get()); });
+          });
         float* to = at.normal ? leaving.get() : s.ds;
 #pragma omp for schedule(static)
-        for (int n = 0; n < H; n += columns)
-          weights[d]->times_exactly(n, at.n, at.a, at.row, 1, to + n, H, !at.normal);
+        for (int part = 0; part < s.threads; ++part) {
+          const int n = begin_of(part, s.threads, num_strips) * STRIP;
+          const int end = std::min(H, begin_of(part + 1, s.threads, num_strips) * STRIP);
+          Strips(H, Q * H, weights.of(d), s.D).times_all<false>(n, end, at.n, at.a, at.row, to + n, H, !at.normal);
+        }
         if (at.normal) {
 #pragma omp for schedule(static)
           for (int block = 0; block < blocks; ++block)
-            BLOCKS(block * LANES, std::min(H, (block + 1) * LANES), LEAVE, at, leaving.get());
+            over_blocks(block * LANES, std::min(H, (block + 1) * LANES),
+                        [&](auto units, int j) { leave_block(at, units, j, leaving.get()); });
         }
       }
   }
