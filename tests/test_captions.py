@@ -120,6 +120,21 @@ def test_a_beam_of_one_is_greedy_and_a_larger_one_never_less_probable(name):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_the_probability_of_a_caption_is_that_of_its_words_and_its_end(size):
+    data, max_words = ToyCaptions(), 5
+    model, features = captioner("rhn", data).double().eval(), data.features_of("train").double()
+    found = captions._search(model, features, size, max_words)
+    assert len({len(caption.ids) for caption in found}) > 1
+    for f, caption in zip(features, found, strict=True):
+        state, word, total = model.start(f[None]), START, 0.0
+        for t, following in enumerate([*caption.ids, END][:max_words]):
+            scores, state = model.step(torch.tensor([word]), state, t)
+            total, word = total + float(scores[0, following]), following
+        assert caption.log_probability == pytest.approx(total)
+
+
+@torch.no_grad()
 def test_a_beam_of_all_finds_the_most_probable_caption_and_a_finished_one_stays_finished():
     """Against every caption of up to three words, of a model with four words."""
     data = ToyCaptions()

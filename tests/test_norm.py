@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from bnrnn.norm import SequenceBatchNorm
+from bnrnn.norm import SequenceBatchNorm, collecting_statistics
 from bnrnn.scan.norm import normalize
 from tests.helpers import assert_near
 
@@ -32,3 +32,17 @@ def test_statistics_are_mean_and_biased_variance_also_without_any_spread():
     assert_near("var", x.double().var(0, correction=0)[[0, 2]], var[[0, 2]])
     assert_near("var of a small spread", x.double().var(0, correction=0)[1], var[1], 1e-4)
     assert var[3] < 1e-6 * 1e-5  # nothing beside eps
+
+
+def test_a_step_with_a_single_sequence_does_not_count_in_the_population_statistics():
+    """Its variance is 0 and says nothing: the step repeats the last one that had at least two."""
+    norm, x = SequenceBatchNorm(3, t_max=4), torch.randn(4, 5, 3)
+    with collecting_statistics(norm, [norm]):
+        norm(x, batch_sizes=[5, 2, 1, 1])
+    assert (norm.pop_var > 0).all()
+    assert torch.equal(norm.pop_mean[2:], norm.pop_mean[1].expand(2, 3))
+    with collecting_statistics(norm, [norm]):
+        norm(x, batch_sizes=[5, 2, 1, 1])
+        norm(x + 1, batch_sizes=[5, 5, 5, 1])
+    assert_near("of one batch", x[2].mean(0) + 1, norm.pop_mean[2])
+    assert_near("of two", (x[1, :2].mean(0) + x[1].mean(0) + 1) / 2, norm.pop_mean[1])

@@ -107,6 +107,8 @@ def test_long_utterances_are_left_out_and_counted(wsj):
     data = load(wsj, max_frames=40)
     assert [u.name for u in data.splits["train"]] == ["train0", "train1", "train3"]
     assert data.description.endswith("7 states; left out, longer than 40 frames: 2 (train2, train4)")
+    of_44 = load(wsj, max_frames=44)  # a length that is allowed
+    assert [u.name for u in of_44.splits["train"]] == ["train0", "train1", "train2", "train3"]
 
 
 def test_a_few_utterances_without_an_alignment_are_left_out_and_counted(wsj, monkeypatch):

@@ -8,7 +8,13 @@ from bnrnn.errors import BnrnnError
 from bnrnn.layers import base
 from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.input_bn_lstm import InputBNLSTM
-from bnrnn.norm import SequenceBatchNorm, batch_statistics, estimate_population_statistics
+from bnrnn.norm import (
+    SequenceBatchNorm,
+    batch_statistics,
+    collecting_statistics,
+    estimate_population_statistics,
+    estimated_together,
+)
 from tests.helpers import assert_near
 
 T, B, I, H = 6, 8, 3, 4
@@ -241,3 +247,27 @@ def test_constant_input_makes_the_state_gradient_explode_and_noise_prevents_it()
         y, _ = layer(x, (h, torch.zeros(20, 50, dtype=torch.float64)))
         norms.append(torch.autograd.grad(y[-1].square().sum() + y[-1][0].sum(), h)[0].norm())
     assert norms[0] > 30 * norms[1]
+
+
+def test_a_step_with_a_single_sequence_counts_in_none_of_the_norms():
+    layer, x = random_layer(), torch.randn(T, B, I, dtype=torch.float64)
+    with collecting_statistics(layer, estimated_together(layer)[0]):
+        layer(x, batch_sizes=[B, 5, 3, 2, 1, 1])
+    for norm in (layer.bn_ih, layer.bn_hh, layer.bn_c):
+        assert (norm.pop_var[3:] > 0).all()
+        assert torch.equal(norm.pop_mean[4:], norm.pop_mean[3].expand_as(norm.pop_mean[4:]))
+
+
+def test_the_input_product_can_have_an_eps_of_its_own():
+    layer = random_layer(partial(BNLSTM, input_statistics="sequence", input_eps=1.0, eps=1e-3))
+    assert (layer.bn_ih.eps, layer.bn_hh.eps, layer.bn_c.eps) == (1.0, 1e-3, 1e-3)
+    plain = random_layer(partial(BNLSTM, input_statistics="sequence", eps=1e-3))
+    assert (plain.bn_ih.eps, plain.bn_hh.eps, plain.bn_c.eps) == (1e-3, 1e-3, 1e-3)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(T, B, I, dtype=torch.float64)
+    product = (x @ layer.weight_ih.T).flatten(0, 1)
+    scale = ((product.var(0, correction=0) + 1e-3) / (product.var(0, correction=0) + 1.0)).sqrt()
+    plain.bn_ih.gamma.data *= scale
+    assert_near("y", plain(x)[0], layer(x)[0])
+    with pytest.raises(BnrnnError, match=r"input_eps=1\.0 is for input_statistics='sequence': use eps"):
+        BNLSTM(I, H, T, input_eps=1.0)

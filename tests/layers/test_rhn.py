@@ -137,3 +137,12 @@ def test_bfloat16_keeps_the_state_in_float32():
         y, (s,) = layer(x)
     assert s.dtype == torch.float32
     assert_near("y", expected, y.float(), 0.1)
+
+
+def test_a_state_of_another_shape_or_dtype_is_an_error():
+    with pytest.raises(BnrnnError, match=r"s does not fit x_proj: expected \(\(40000, 512\)"):
+        RHN(3, 512)(torch.randn(2, 40000, 3), (torch.zeros(1, 512),))
+    stack, x = Stack(RHN, I, H), torch.randn(T, B, I)
+    _, (state,) = stack(x)
+    with pytest.raises(BnrnnError, match="s does not fit x_proj"):
+        stack(x, (state.double(),))
