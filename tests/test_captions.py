@@ -120,10 +120,11 @@ def test_a_beam_of_one_is_greedy_and_a_larger_one_never_less_probable(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [1, 3, 5])
 def test_the_probability_of_a_caption_is_that_of_its_words_and_its_end(size):
     data, max_words = ToyCaptions(), 5
     model, features = captioner("rhn", data).double().eval(), data.features_of("train").double()
+    model.head.weight *= 6  # so that two words after a probable one are more probable than a finished caption
     found = captions._search(model, features, size, max_words)
     assert len({len(caption.ids) for caption in found}) > 1
     for f, caption in zip(features, found, strict=True):

@@ -160,11 +160,14 @@ def test_the_selected_model_is_the_best_of_the_evaluations(tmp_path):
     assert result.metrics["valid/accuracy"] == max(valid.values())
 
 
-def test_the_best_weights_are_restored_before_testing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("population_every", ["null", "1"])
+def test_the_best_weights_are_restored_before_testing(tmp_path, monkeypatch, population_every):
     """A run whose first evaluation is the best has the numbers of a run that ends there, whatever it trained since."""
     monkeypatch.setattr(Trainer, "_better", lambda self, metrics, best: False)
-    result = train(short("population_every=1"), tmp_path / "long")
-    ends_there = train(short("population_every=1", "budget.updates=3"), tmp_path / "short")
+    every = f"population_every={population_every}"
+    result, ends_there = (
+        train(short(every, f"budget.updates={n}"), tmp_path / name) for n, name in ((6, "long"), (3, "short"))
+    )
     assert (result.updates, result.best_update) == (6, 3) and result.metrics == ends_there.metrics
     a, b = (checkpoint.load(tmp_path / name / MODEL)["model"] for name in ("long", "short"))
     assert all(torch.equal(a[name], b[name]) for name in b)
