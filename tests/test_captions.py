@@ -253,3 +253,21 @@ def test_scores_are_those_of_pycocoevalcap(monkeypatch):
 )
 def test_words_of_a_caption(caption, words):
     assert tokenize(caption) == words
+
+
+def test_the_test_images_are_captioned_greedily_and_by_a_beam_of_three(monkeypatch):
+    data, asked = ToyCaptions(), []
+
+    def decode_as_number(model, features, beam_size):
+        asked.append((beam_size, features.tolist()))
+        return [Decoded([3 + beam_size], 0.0)] * len(features)
+
+    monkeypatch.setattr(captions, "decode", decode_as_number)
+    monkeypatch.setattr(captions, "score", lambda found, references: {"same": (found, references)})
+    scores = data.generated_scores(nn.Identity(), torch.device("cpu"))
+    images, features = data.images["test"], data.features_of("test").tolist()
+    assert asked == [(1, features), (3, features)]
+    for name, beam_size in (("same", 1), ("same_beam3", 3)):
+        words = [data.vocabulary[3 + beam_size]] * len(images)
+        assert scores[name] == (words, [image.captions for image in images])
+    assert len(scores) == 2

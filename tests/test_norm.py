@@ -1,6 +1,8 @@
+import pytest
 import torch
 from torch import nn
 
+from bnrnn.errors import BnrnnError
 from bnrnn.norm import SequenceBatchNorm, collecting_statistics
 from bnrnn.scan.norm import normalize
 from tests.helpers import assert_near
@@ -46,3 +48,10 @@ def test_a_step_with_a_single_sequence_does_not_count_in_the_population_statisti
         norm(x + 1, batch_sizes=[5, 5, 5, 1])
     assert_near("of one batch", x[2].mean(0) + 1, norm.pop_mean[2])
     assert_near("of two", (x[1, :2].mean(0) + x[1].mean(0) + 1) / 2, norm.pop_mean[1])
+
+
+def test_a_single_frame_over_batch_and_time_has_no_variance():
+    norm, x = SequenceBatchNorm(3, t_max=None), torch.randn(1, 2, 3)
+    with pytest.raises(BnrnnError, match="at least 2 sequences, got a batch of 1"):
+        norm(x, batch_sizes=[1])
+    assert norm(x, batch_sizes=[2]).isfinite().all()

@@ -90,9 +90,9 @@ def test_training_is_equations_6_to_8_with_batchnorm1d_at_every_step():
 
 @pytest.mark.parametrize("kind", [BNLSTM, InputBNLSTM])
 def test_gradcheck(kind):
-    layer = random_layer(kind)
+    layer = random_layer(lambda *_: kind(2, 2, 3))
     names = [name for name, _ in layer.named_parameters()]
-    x, h, c = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 4, I), (4, H), (4, H)))
+    x, h, c = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 3, 2), (3, 2), (3, 2)))
 
     def run(x, h, c, *parameters):
         y, state = torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x, (h, c)))
@@ -224,6 +224,10 @@ def test_long_sequences_in_bounded_memory_give_the_same(monkeypatch):
         means = layer.bn_hh.pop_mean.clone()
         estimate_population_statistics(layer, [x])
         assert_near("estimated in pieces", means, layer.bn_hh.pop_mean)
+        pieces, scan = [], layer.scan
+        monkeypatch.setattr(layer, "scan", lambda piece, *rest: pieces.append(len(piece)) or scan(piece, *rest))
+        estimate_population_statistics(layer, [x])
+        assert pieces == [2, 2, 2]
 
 
 @pytest.mark.parametrize("kind", [BNLSTM, InputBNLSTM])
@@ -271,3 +275,20 @@ def test_the_input_product_can_have_an_eps_of_its_own():
     assert_near("y", plain(x)[0], layer(x)[0])
     with pytest.raises(BnrnnError, match=r"input_eps=1\.0 is for input_statistics='sequence': use eps"):
         BNLSTM(I, H, T, input_eps=1.0)
+
+
+@pytest.mark.parametrize("sizes", [[8, 5, 3, 2, 1], [9, 5, 3, 2, 1, 1], [8, 3, 5, 2, 1, 1], [8, 5, 3, 2, 1, 0]])
+def test_batch_sizes_that_do_not_fit_are_named(sizes):
+    with pytest.raises(BnrnnError, match="batch_sizes must say for each of the 6 steps how many of the 8 sequences"):
+        BNLSTM(I, H, T)(torch.randn(T, B, I), batch_sizes=sizes)
+
+
+@pytest.mark.parametrize("ended_count", [False, True])
+def test_ended_sequences_count_in_the_statistics_if_that_is_asked_for(ended_count):
+    layer, x = random_layer(partial(BNLSTM, ended_count=ended_count)), torch.randn(T, B, I, dtype=torch.float64)
+    sizes = [B, 5, 3, 3, 2, 2]
+    with collecting_statistics(layer, estimated_together(layer)[0]):
+        layer(x, batch_sizes=sizes)
+    for t, n in enumerate(sizes):
+        product = x[t, : B if ended_count else n] @ layer.weight_ih.T
+        assert_near(f"mean at step {t}", product.mean(0), layer.bn_ih.pop_mean[t])

@@ -1,6 +1,7 @@
 import torch
 from torch import nn
 
+from bnrnn.layers import base
 from bnrnn.layers.bn_rnn import BNRNN
 from bnrnn.layers.rnn import RNN
 from bnrnn.norm import estimate_population_statistics
@@ -49,3 +50,14 @@ def test_bn_rnn_population_is_batch_when_the_batch_is_the_whole_set():
     y, _ = layer(x)
     estimate_population_statistics(layer, [x])
     assert_near("y", y, layer.eval()(x)[0])
+
+
+@torch.no_grad()
+def test_bn_rnn_estimates_long_sequences_in_pieces(monkeypatch):
+    layer, x = BNRNN(I, H, T).double(), torch.randn(T, B, I, dtype=torch.float64)
+    estimate_population_statistics(layer, [x])
+    mean, var = layer.bn.pop_mean.clone(), layer.bn.pop_var.clone()
+    monkeypatch.setattr(base, "MAX_PRODUCT_SIZE", 2 * B * H)  # two steps at once
+    estimate_population_statistics(layer, [x])
+    assert_near("mean", mean, layer.bn.pop_mean)
+    assert_near("var", var, layer.bn.pop_var)
