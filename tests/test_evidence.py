@@ -56,6 +56,14 @@ def test_a_training_curve_has_each_update_once(tmp_path):
     assert run.measured("train/ppl") == pytest.approx(exp(11 / 3))
 
 
+def test_a_training_curve_ends_where_the_loss_is_not_a_number(tmp_path):
+    records = train_records(6.0, 5.0, 4.0, 4.0, 3.0)
+    records[3]["train/loss"] = None
+    put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0}, records)
+    (run,) = load_runs(WORDS, tmp_path)
+    assert run.series("train/loss") == {50: pytest.approx(5.5)}
+
+
 def test_both_published_numbers_are_compared_and_valid_with_population_statistics(tmp_path):
     metrics = {"valid/ppl": 150.0, "valid/ppl_population_statistics": 121.0, "test/ppl": 115.0}
     put(tmp_path, WORDS, CELL, metrics, train_records(5.0, 5.0, 4.1, 4.1, 4.1))

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from bnrnn.errors import BnrnnError
-from bnrnn.norm import SequenceBatchNorm, collecting_statistics
+from bnrnn.norm import SequenceBatchNorm, collecting_statistics, estimate_population_statistics, shared_statistics
 from bnrnn.scan.norm import normalize
 from tests.helpers import assert_near
 
@@ -55,3 +55,13 @@ def test_a_single_frame_over_batch_and_time_has_no_variance():
     with pytest.raises(BnrnnError, match="at least 2 sequences, got a batch of 1"):
         norm(x, batch_sizes=[1])
     assert norm(x, batch_sizes=[2]).isfinite().all()
+
+
+def test_shared_statistics_are_the_average_over_time_and_end_with_the_block():
+    norm, x = SequenceBatchNorm(3, t_max=4).eval(), torch.randn(4, 5, 3)
+    estimate_population_statistics(norm, iter([x]))  # an iterator will do for a model that takes one pass
+    mean, var = norm.pop_mean.clone(), norm.pop_var.clone()
+    with shared_statistics(norm):
+        expected = 0.1 * (x - mean.mean(0)) / (var.mean(0) + norm.eps).sqrt()
+        assert_near("y", expected, norm(x))
+    assert torch.equal(norm.pop_mean, mean) and torch.equal(norm.pop_var, var)
