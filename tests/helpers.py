@@ -1,5 +1,9 @@
 """Comparison of tensors by relative error, with one table of tolerances."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jaxtyping
 import torch
 from torch import Tensor
 
@@ -11,3 +15,14 @@ def assert_near(name: str, ref: Tensor, out: Tensor, tol: float | None = None) -
     tol = TOLERANCE[out.dtype] if tol is None else tol
     error = (out - ref).norm() / ref.norm().clamp_min(1e-8)
     assert error < tol, f"{name}: relative error {error:.2e}"
+
+
+@contextmanager
+def without_shape_checks() -> Iterator[None]:
+    """Inside, annotated shapes are not checked: for what was called with the check and is now repeated many times."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)

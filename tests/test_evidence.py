@@ -6,9 +6,10 @@ from math import exp
 import pytest
 
 from bnrnn import plots, tables
+from bnrnn.checkpoint import MODEL
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import compose_config, load_claim, load_runs, trained_runs
-from bnrnn.results import Result, config_hash, config_record
+from bnrnn.results import FILE, Result, config_hash, config_record
 from bnrnn.search import apply_trial
 
 WORDS = "laurent2015/table2"
@@ -53,6 +54,14 @@ def test_a_training_curve_has_each_update_once(tmp_path):
     assert run.series("train/loss") == {50: pytest.approx(5.5), 100: pytest.approx((4 + 4 + 3) / 3)}
     assert run.series("train/ppl")[50] == pytest.approx(exp(5.5))
     assert run.measured("train/ppl") == pytest.approx(exp(11 / 3))
+
+
+def test_a_training_curve_ends_where_the_loss_is_not_a_number(tmp_path):
+    records = train_records(6.0, 5.0, 4.0, 4.0, 3.0)
+    records[3]["train/loss"] = None
+    put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0}, records)
+    (run,) = load_runs(WORDS, tmp_path)
+    assert run.series("train/loss") == {50: pytest.approx(5.5)}
 
 
 def test_both_published_numbers_are_compared_and_valid_with_population_statistics(tmp_path):
@@ -140,3 +149,22 @@ def test_a_search_shows_its_best_beside_the_papers_and_a_dot_for_each_trial(tmp_
     assert "(table3_search.png)" in page
     plots.draw_search(key, load_claim(key)["search"], tmp_path, tmp_path / "search.png")
     assert (tmp_path / "search.png").stat().st_size > 10_000
+
+
+def test_analyses_take_the_longest_runs_with_a_model_that_are_not_stale(tmp_path):
+    for seed in "012":
+        put(tmp_path, WORDS, CELL | {"seed": seed}, {"valid/ppl": 120.0})
+    folders = sorted((tmp_path / WORDS / "paper").iterdir())
+    for folder, (updates, recipe) in zip(folders, ((100, None), (200, None), (300, "another")), strict=True):
+        (folder / MODEL).touch()
+        result = json.loads((folder / FILE).read_text())
+        result["updates"] = updates
+        result["config_hash"] = recipe or result["config_hash"]
+        (folder / FILE).write_text(json.dumps(result))
+    assert [run.stale for run in load_runs(WORDS, tmp_path)] == [False, False, True]
+    assert [run.seed for run in trained_runs(WORDS, tmp_path)] == ["1"]
+    (folders[1] / MODEL).unlink()
+    assert [run.seed for run in trained_runs(WORDS, tmp_path)] == ["0"]
+    (folders[0] / MODEL).unlink()
+    with pytest.raises(BnrnnError, match="no finished run with its model"):
+        trained_runs(WORDS, tmp_path)

@@ -21,7 +21,7 @@ from bnrnn.checkpoint import MODEL
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import ROOT, compose_config
 from bnrnn.log import read_jsonl
-from bnrnn.loop import Interrupted, Stop, has_diverged
+from bnrnn.loop import Interrupted, Stop, Trainer, has_diverged
 from bnrnn.results import Result
 from bnrnn.train import CHECKPOINT, LOCK, Locked, choose_device, is_being_trained, train
 
@@ -160,6 +160,46 @@ def test_the_selected_model_is_the_best_of_the_evaluations(tmp_path):
     assert result.metrics["valid/accuracy"] == max(valid.values())
 
 
+@pytest.mark.parametrize("population_every", ["null", "1"])
+def test_the_best_weights_are_restored_before_testing(tmp_path, monkeypatch, population_every):
+    """A run whose first evaluation is the best has the numbers of a run that ends there, whatever it trained since."""
+    monkeypatch.setattr(Trainer, "_better", lambda self, metrics, best: False)
+    every = f"population_every={population_every}"
+    result, ends_there = (
+        train(short(every, f"budget.updates={n}"), tmp_path / name) for n, name in ((6, "long"), (3, "short"))
+    )
+    assert (result.updates, result.best_update) == (6, 3) and result.metrics == ends_there.metrics
+    a, b = (checkpoint.load(tmp_path / name / MODEL)["model"] for name in ("long", "short"))
+    assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+def test_the_last_update_is_evaluated_also_within_an_interval(tmp_path):
+    result = train(short("budget.updates=5"), tmp_path)
+    valid = [r["update"] for r in read_jsonl(tmp_path / "metrics.jsonl") if "valid/accuracy" in r]
+    assert valid == [3, 5] and result.updates == 5
+
+
+def test_evaluation_draws_the_same_noise_every_time(tmp_path, monkeypatch):
+    evaluate, estimate = Trainer.evaluate, Trainer.estimate_population_statistics
+
+    def evaluate_twice(self, split):
+        first = evaluate(self, split)
+        torch.rand(1)  # moves the generator of the training on
+        assert evaluate(self, split) == first
+        return first
+
+    def estimate_twice(self):
+        estimate(self)
+        first = {name: value.clone() for name, value in self.model.named_buffers()}
+        torch.rand(1)
+        estimate(self)
+        assert all(torch.equal(first[name], value) for name, value in self.model.named_buffers())
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate_twice)
+    monkeypatch.setattr(Trainer, "estimate_population_statistics", estimate_twice)
+    assert train(short("data.state_noise=0.1"), tmp_path).status == "finished"
+
+
 def test_a_second_start_does_no_work(tmp_path):
     first = train(short(), tmp_path)
     written = (tmp_path / "result.json").stat().st_mtime_ns
@@ -200,8 +240,6 @@ def test_divergence_ends_the_run_with_a_result_that_says_so(tmp_path):
 
 def interrupt_at(update: int, cfg, run_dir: Path) -> None:
     """Train, and let SIGTERM arrive in the middle of an update."""
-    from bnrnn.loop import Trainer
-
     original = Trainer.update
 
     def update_and_signal(self, batch):

@@ -92,7 +92,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T for x (T, B, I) and W (G, I), by the chosen engine; x may be ids (T, B) that stand for one-hot rows."""
     if not x.is_floating_point():
         return F.embedding(x, weight.t().contiguous())  # the product with a one-hot row is a column of W
-    plain = torch.is_autocast_enabled(x.device.type) or x.dtype != weight.dtype
+    fits = x.dim() == 3 and (x.shape[2], x.dtype, x.device) == (weight.shape[1], weight.dtype, weight.device)
+    plain = torch.is_autocast_enabled(x.device.type) or not fits  # torch names what does not fit
     return F.linear(x, weight) if plain or backend(x.device, x.dtype) != "cpu" else lstm_cpu.linear(x, weight)
 
 
@@ -121,7 +122,7 @@ def lstm_scan(
         kwargs = {k: _raised(v) for k, v in kwargs.items()} | {"product_dtype": low or given}
         x_proj, h, c, weight_hh = map(_raised, (x_proj, h, c, weight_hh))
         population = population and Statistics(*map(_raised, population))
-    _check(x_proj, population, {"h": h, "c": c, "weight_hh": weight_hh, **kwargs})
+    _check_lstm(x_proj, population, {"h": h, "c": c, "weight_hh": weight_hh, **kwargs})
     with torch.autocast(x_proj.device.type, enabled=False):
         name = backend(x_proj.device, kwargs.get("product_dtype") or x_proj.dtype)
         run = _replicated(name) if x_proj.dim() == 4 else _single(name)
@@ -132,40 +133,95 @@ def lstm_scan(
 def rhn_scan(
     x_proj: Tensor, s: Tensor, weight: Tensor, *, population: RHNStatistics | None = None, **kwargs: Any
 ) -> tuple[Tensor, Tensor, RHNStatistics]:
-    """bnrnn.scan.rhn.rhn_scan by the chosen engine. Precision is as in `lstm_scan`; there are no replicas."""
+    """bnrnn.scan.rhn.rhn_scan by the chosen engine. Precision is as in `lstm_scan`; there are no replicas.
+
+    Raises BnrnnError for tensors that do not fit each other.
+    """
     low = torch.get_autocast_dtype(x_proj.device.type) if torch.is_autocast_enabled(x_proj.device.type) else None
     given, of_s = x_proj.dtype, s.dtype
     if low is not None or given in (torch.bfloat16, torch.float16):
-        kwargs = {k: _raised(v) for k, v in kwargs.items()}
+        kwargs = {k: _raised(v) for k, v in kwargs.items()} | {"product_dtype": low or given}
         x_proj, s, weight = map(_raised, (x_proj, s, weight))
         population = population and RHNStatistics(*map(_raised, population))
-        low = low or given
+    _check_rhn(x_proj, population, {"s": s, "weight": weight, **kwargs})
     with torch.autocast(x_proj.device.type, enabled=False):
-        name = backend(x_proj.device, low or x_proj.dtype)
+        name = backend(x_proj.device, kwargs.get("product_dtype") or x_proj.dtype)
         if name == "reference":
             run = rhn.rhn_scan
         elif name == "triton":
-            run = partial(_triton("rhn").rhn_triton_scan, product_dtype=low)
+            run = _triton("rhn").rhn_triton_scan
         else:
-            run = partial(rhn_fused_scan, {"cpu": CpuSteps, "fused": Steps}[name], product_dtype=low)
+            run = partial(rhn_fused_scan, {"cpu": CpuSteps, "fused": Steps}[name])
         y, s, used = run(x_proj, s, weight, population=population, **kwargs)
     return y.to(given), s.to(of_s), used
 
 
-def _check(x_proj: Tensor, population: Statistics | None, others: dict[str, Any]) -> None:
-    """Compiled engines read memory by address, so that a wrong shape or dtype must not get there."""
-    *replicas, T, B, G = x_proj.shape
-    if G % 4 or len(replicas) > 1:
+def _check_lstm(x_proj: Tensor, population: Statistics | None, given: dict[str, Any]) -> None:
+    """Raise BnrnnError for arguments of `lstm_scan` that do not fit each other."""
+    if x_proj.dim() not in (3, 4) or x_proj.shape[-1] % 4:
         raise BnrnnError(f"x_proj must be (T, B, 4H) or (R, T, B, 4H), got {tuple(x_proj.shape)}")
-    sizes = {"h": (B, G // 4), "c": (B, G // 4), "weight_hh": (G, G // 4), "gamma_ih": (G,), "gamma_hh": (G,),
-             "bias": (G,), "gamma_c": (G // 4,), "beta_c": (G // 4,), "mean_ih": (T, G), "var_ih": (T, G),
-             "mean_hh": (T, G), "var_hh": (T, G), "mean_c": (T, G // 4), "var_c": (T, G // 4)}  # fmt: skip
-    for name, value in {**others, **(population or Statistics())._asdict()}.items():
+    *replicas, T, B, G = x_proj.shape
+    H = G // 4
+    shapes = {"h": (B, H), "c": (B, H), "weight_hh": (G, H), "gamma_ih": (G,), "gamma_hh": (G,), "bias": (G,),
+              "gamma_c": (H,), "beta_c": (H,), "mean_ih": (T, G), "var_ih": (T, G), "mean_hh": (T, G),
+              "var_hh": (T, G), "mean_c": (T, H), "var_c": (T, H)}  # fmt: skip
+    shapes = {name: (*replicas, *shape) for name, shape in shapes.items()}
+    _check_tensors("x_proj", x_proj, shapes, {**given, **_statistics(population, ("ih", "hh", "c"), given)})
+    _check_sizes(given.get("batch_sizes"), T, B)
+
+
+def _check_rhn(x_proj: Tensor, population: RHNStatistics | None, given: dict[str, Any]) -> None:
+    """Raise BnrnnError for arguments of `rhn_scan` that do not fit each other."""
+    if given["weight"].dim() != 3:
+        raise BnrnnError(f"weight must be (D, G, H), got {tuple(given['weight'].shape)}")
+    D, G, H = given["weight"].shape
+    if x_proj.dim() != 3 or x_proj.shape[2] not in (2 * H, 3 * H):
+        raise BnrnnError(f"x_proj must be (T, B, 2H) or (T, B, 3H) with H = {H}, got {tuple(x_proj.shape)}")
+    T, B, G = x_proj.shape
+    gamma_s = given.get("gamma_s")
+    K = 0 if gamma_s is None else min(len(gamma_s), D)  # layers whose state is normalized
+    shapes = {"s": (B, H), "weight": (D, G, H), "bias": (D, G), "gamma_x": (G,), "gamma_s": (K, H), "beta_s": (K, H),
+              "gamma_z": (D, G), "mean_x": (T, G), "var_x": (T, G), "mean_s": (T, K, H), "var_s": (T, K, H),
+              "mean_z": (T, D, G), "var_z": (T, D, G)}  # fmt: skip
+    _check_tensors("x_proj", x_proj, shapes, {**given, **_statistics(population, ("x", "s", "z"), given)})
+    _check_sizes(given.get("batch_sizes"), T, B)
+
+
+def _statistics(
+    population: Statistics | RHNStatistics | None, terms: tuple[str, ...], given: dict[str, Any]
+) -> dict[str, Tensor | None]:
+    """The population statistics by name. Raises BnrnnError where those of a normalized term are missing."""
+    if population is None:
+        return {}
+    found = population._asdict()
+    for name in (f"{kind}_{term}" for term in terms for kind in ("mean", "var")):
+        gamma = f"gamma_{name.partition('_')[2]}"
+        if given.get(gamma) is not None and found[name] is None:
+            raise BnrnnError(f"population has no {name}, which {gamma} needs")
+    return found
+
+
+def _check_tensors(name_of_x: str, x: Tensor, shapes: dict[str, tuple[int, ...]], values: dict[str, Any]) -> None:
+    """Raise BnrnnError for a tensor that has not the expected shape, or not the dtype and the device of x.
+
+    Compiled engines read memory by address, so such a tensor must not get there.
+    """
+    for name, value in values.items():
         if isinstance(value, Tensor):
-            expected = (*replicas, *sizes[name]), x_proj.dtype, x_proj.device
+            expected = shapes[name], x.dtype, x.device
             found = tuple(value.shape), value.dtype, value.device
             if found != expected:
-                raise BnrnnError(f"{name} does not fit x_proj: expected {expected}, got {found}")
+                raise BnrnnError(f"{name} does not fit {name_of_x}: expected {expected}, got {found}")
+
+
+def _check_sizes(batch_sizes: list[int] | None, T: int, B: int) -> None:
+    """Raise BnrnnError where batch_sizes are not T numbers from B down to 1."""
+    if batch_sizes is not None:
+        downwards = [B, *batch_sizes, 1]
+        if len(batch_sizes) != T or sorted(downwards, reverse=True) != downwards:
+            raise BnrnnError(
+                f"batch_sizes must be {T} numbers between {B} and 1 that never increase, one a step: got {batch_sizes}"
+            )
 
 
 def _raised(value: Any) -> Any:
@@ -222,7 +278,8 @@ def _one_by_one(scan: Callable[..., Any], *args: Tensor, **kwargs: Any) -> Any:
 def normalize_sequence(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """bnrnn.scan.norm.normalize_sequence by the chosen engine; `fused` and `triton` have none of their own.
 
-    The output of bfloat16 or float16 is float32, as are the statistics.
+    The output of bfloat16 or float16 is float32, as are the statistics. Raises BnrnnError for tensors that do not fit
+    each other.
     """
     return _normalize("normalize_sequence", x, *args)
 
@@ -244,5 +301,15 @@ def _normalize(
     if x.dtype in (torch.bfloat16, torch.float16):  # all of them: the kernels take parameters to have the dtype of x
         x, gamma, beta = map(_raised, (x, gamma, beta))
         population = population and (population[0].float(), population[1].float())
-    engine = norm_cpu if backend(x.device, x.dtype) == "cpu" else norm
-    return getattr(engine, name)(x, gamma, beta, eps, population, batch_sizes)
+    if x.dim() != 3:
+        raise BnrnnError(f"x must be (T, B, F), got {tuple(x.shape)}")
+    T, B, num_features = x.shape
+    of_steps = (1 if name == "normalize_over_time" else T, num_features)
+    shapes = {"gamma": (num_features,), "beta": (num_features,), "mean": of_steps, "var": of_steps}
+    mean, var = population or (None, None)
+    _check_tensors("x", x, shapes, {"gamma": gamma, "beta": beta, "mean": mean, "var": var})
+    _check_sizes(batch_sizes, T, B)
+    if backend(x.device, x.dtype) != "cpu":
+        return getattr(norm, name)(x, gamma, beta, eps, population, batch_sizes)
+    beta = None if beta is None else beta.contiguous()
+    return getattr(norm_cpu, name)(x, gamma.contiguous(), beta, eps, population, batch_sizes)

@@ -42,6 +42,7 @@ def rhn_scan(
     eps: float = 1e-5,
     population: RHNStatistics | None = None,
     batch_sizes: list[int] | None = None,
+    product_dtype: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, "T B H"], Float[Tensor, "B H"], RHNStatistics]:
     """Run the recurrence over T steps and return every s_D, the last one, and the statistics it normalized with.
 
@@ -54,10 +55,12 @@ def rhn_scan(
         gamma_z: scale of the normalized sums.
         population: statistics to normalize with; None uses those of the batch and sends gradients through them.
         batch_sizes: how many sequences run at each step, never increasing; None: all at every step.
+        product_dtype: precision of the products with R_d, such as torch.bfloat16; all else keeps that of the arguments.
     """
     T, B, G = x_proj.shape
     D, H = len(weight), s.shape[1]
     given = population or RHNStatistics()
+    low = weight.to(product_dtype or weight.dtype)
     seen: list[list[Tensor]] = [[] for _ in RHNStatistics._fields]
 
     def norm(v: Tensor, which: int, gamma: Tensor, beta: Tensor | None, *place: int) -> Tensor:
@@ -78,7 +81,7 @@ def rhn_scan(
             of_d = now
             if gamma_s is not None and d < len(gamma_s):
                 of_d = norm(now, 2, gamma_s[d], None if beta_s is None else beta_s[d], t, d)
-            a = of_d @ weight[d].T  # (n, G)
+            a = (of_d.to(low.dtype) @ low[d].T).to(of_d.dtype)  # (n, G)
             if d == 0:
                 a = a + x
             b = None if bias is None else bias[d]

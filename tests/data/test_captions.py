@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from bnrnn.data.captions import END, START, UNK, CaptionData, Image, words_of
 from bnrnn.data.coco_captions import CocoCaptions, prepare_coco_captions
 from bnrnn.data.coco_mini import CocoMini
 from bnrnn.data.flickr8k import Flickr8k
+from bnrnn.data.image_features import extract
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import Run, compose_config, load_trained
 from bnrnn.results import Result
@@ -236,6 +239,22 @@ def test_an_interrupted_extraction_goes_on_with_the_next_images(coco, monkeypatc
     (coco / "coco/prepared/index.json").unlink()
     prepare_coco_captions(coco, None, network=Means())
     assert np.array_equal(whole, np.load(coco / "coco/prepared/features.npy"))
+
+
+def test_an_extraction_of_other_images_or_by_another_network_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_features, "BATCH_SIZE", 1)
+    monkeypatch.setattr(image_features, "load_image", lambda path: torch.full((3, 2, 2), float(path.name)))
+    paths, cpu = [Path(str(n)) for n in range(3)], torch.device("cpu")
+
+    def network(images, fails_at=None, factor=1.0):
+        if images[0, 0, 0, 0] == fails_at:
+            raise KeyboardInterrupt
+        return factor * images.mean((1, 2, 3))[:, None].expand(1, image_features.SIZE)
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(paths, partial(network, fails_at=2), tmp_path, {"images": "012", "network": "one"}, cpu)
+    extract(paths, partial(network, factor=5.0), tmp_path, {"images": "012", "network": "five"}, cpu)
+    assert np.load(tmp_path / "features.npy")[:, 0].tolist() == [0.0, 5.0, 10.0]
 
 
 def test_what_is_wrong_with_coco_is_named(coco, tmp_path):

@@ -144,3 +144,9 @@ def test_the_sentences_kept_share_most_words_with_the_question():
     kept = most_relevant(passage, tokens("Which @placeholder did the cat and dog eat, a fish?"), 2)
     assert [" ".join(s) for s, keep in kept if keep] == ["the cat sat .", "the cat and the dog ate fish ."]
     assert [word for s, _ in kept for word in s] == passage
+
+
+def test_words_that_stand_in_every_question_do_not_make_a_sentence_relevant():
+    passage = tokens("It was that to which you would have said what. A dog barked.")
+    question = tokens("To whom was it that the dog would have said what?")
+    assert [" ".join(s) for s, keep in most_relevant(passage, question, 1) if keep] == ["a dog barked ."]

@@ -107,14 +107,19 @@ def test_long_utterances_are_left_out_and_counted(wsj):
     data = load(wsj, max_frames=40)
     assert [u.name for u in data.splits["train"]] == ["train0", "train1", "train3"]
     assert data.description.endswith("7 states; left out, longer than 40 frames: 2 (train2, train4)")
+    of_44 = load(wsj, max_frames=44)  # a length that is allowed
+    assert [u.name for u in of_44.splits["train"]] == ["train0", "train1", "train2", "train3"]
 
 
 def test_a_few_utterances_without_an_alignment_are_left_out_and_counted(wsj, monkeypatch):
     states = states_of("test")
     del states["test1"]
     write_states(wsj / "wsj/test/ali.txt", states)
-    with pytest.raises(BnrnnError, match=r"test1 and 0 others of 3 utterances have no alignment, more than 5%"):
-        load(wsj)
+    for share, percent in ((0.05, "5%"), (0.3, "30%")):  # it is one of three
+        monkeypatch.setattr("bnrnn.data.kaldi.MAX_SKIPPED", share)
+        message = f"test1 and 0 others of 3 utterances have no alignment, more than {percent}"
+        with pytest.raises(BnrnnError, match=message):
+            load(wsj)
     monkeypatch.setattr("bnrnn.data.kaldi.MAX_SKIPPED", 0.4)
     data = load(wsj)
     assert [u.name for u in data.splits["test"]] == ["test0", "test2"]

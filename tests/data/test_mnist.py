@@ -63,6 +63,9 @@ def test_splits_and_scaling_are_the_papers(small, tmp_path):
     valid = next(data.batches("valid", 10))
     assert np.allclose(valid.inputs[:, :, 0].T.numpy() * 255, images[20:], atol=1e-4)
     assert valid.targets[-1].tolist() == small["train-labels-idx1-ubyte"][20:].tolist()
+    train = next(data.batches("train", 20))
+    assert np.allclose(train.inputs[:, :, 0].T.numpy() * 255, images[:20], atol=1e-4)
+    assert train.targets[-1].tolist() == small["train-labels-idx1-ubyte"][:20].tolist()
     assert data.t_max == 784
 
 

@@ -8,8 +8,14 @@ from bnrnn.errors import BnrnnError
 from bnrnn.layers import base
 from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.input_bn_lstm import InputBNLSTM
-from bnrnn.norm import SequenceBatchNorm, batch_statistics, estimate_population_statistics
-from tests.helpers import assert_near
+from bnrnn.norm import (
+    SequenceBatchNorm,
+    batch_statistics,
+    collecting_statistics,
+    estimate_population_statistics,
+    estimated_together,
+)
+from tests.helpers import assert_near, without_shape_checks
 
 T, B, I, H = 6, 8, 3, 4
 
@@ -84,15 +90,17 @@ def test_training_is_equations_6_to_8_with_batchnorm1d_at_every_step():
 
 @pytest.mark.parametrize("kind", [BNLSTM, InputBNLSTM])
 def test_gradcheck(kind):
-    layer = random_layer(kind)
+    layer = random_layer(lambda *_: kind(2, 2, 3))
     names = [name for name, _ in layer.named_parameters()]
-    x, h, c = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 4, I), (4, H), (4, H)))
+    x, h, c = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 3, 2), (3, 2), (3, 2)))
 
     def run(x, h, c, *parameters):
         y, state = torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x, (h, c)))
         return y, *state
 
-    assert torch.autograd.gradcheck(run, (x, h, c, *layer.parameters()))
+    run(x, h, c, *layer.parameters())
+    with without_shape_checks():
+        assert torch.autograd.gradcheck(run, (x, h, c, *layer.parameters()))
 
 
 def test_the_scale_of_the_weights_does_not_matter():
@@ -218,6 +226,10 @@ def test_long_sequences_in_bounded_memory_give_the_same(monkeypatch):
         means = layer.bn_hh.pop_mean.clone()
         estimate_population_statistics(layer, [x])
         assert_near("estimated in pieces", means, layer.bn_hh.pop_mean)
+        pieces, scan = [], layer.scan
+        monkeypatch.setattr(layer, "scan", lambda piece, *rest: pieces.append(len(piece)) or scan(piece, *rest))
+        estimate_population_statistics(layer, [x])
+        assert pieces == [2, 2, 2]
 
 
 @pytest.mark.parametrize("kind", [BNLSTM, InputBNLSTM])
@@ -241,3 +253,44 @@ def test_constant_input_makes_the_state_gradient_explode_and_noise_prevents_it()
         y, _ = layer(x, (h, torch.zeros(20, 50, dtype=torch.float64)))
         norms.append(torch.autograd.grad(y[-1].square().sum() + y[-1][0].sum(), h)[0].norm())
     assert norms[0] > 30 * norms[1]
+
+
+def test_a_step_with_a_single_sequence_counts_in_none_of_the_norms():
+    layer, x = random_layer(), torch.randn(T, B, I, dtype=torch.float64)
+    with collecting_statistics(layer, estimated_together(layer)[0]):
+        layer(x, batch_sizes=[B, 5, 3, 2, 1, 1])
+    for norm in (layer.bn_ih, layer.bn_hh, layer.bn_c):
+        assert (norm.pop_var[3:] > 0).all()
+        assert torch.equal(norm.pop_mean[4:], norm.pop_mean[3].expand_as(norm.pop_mean[4:]))
+
+
+def test_the_input_product_can_have_an_eps_of_its_own():
+    layer = random_layer(partial(BNLSTM, input_statistics="sequence", input_eps=1.0, eps=1e-3))
+    assert (layer.bn_ih.eps, layer.bn_hh.eps, layer.bn_c.eps) == (1.0, 1e-3, 1e-3)
+    plain = random_layer(partial(BNLSTM, input_statistics="sequence", eps=1e-3))
+    assert (plain.bn_ih.eps, plain.bn_hh.eps, plain.bn_c.eps) == (1e-3, 1e-3, 1e-3)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(T, B, I, dtype=torch.float64)
+    product = (x @ layer.weight_ih.T).flatten(0, 1)
+    scale = ((product.var(0, correction=0) + 1e-3) / (product.var(0, correction=0) + 1.0)).sqrt()
+    plain.bn_ih.gamma.data *= scale
+    assert_near("y", plain(x)[0], layer(x)[0])
+    with pytest.raises(BnrnnError, match=r"input_eps=1\.0 is for input_statistics='sequence': use eps"):
+        BNLSTM(I, H, T, input_eps=1.0)
+
+
+@pytest.mark.parametrize("sizes", [[8, 5, 3, 2, 1], [9, 5, 3, 2, 1, 1], [8, 3, 5, 2, 1, 1], [8, 5, 3, 2, 1, 0]])
+def test_batch_sizes_that_do_not_fit_are_named(sizes):
+    with pytest.raises(BnrnnError, match="batch_sizes must say for each of the 6 steps how many of the 8 sequences"):
+        BNLSTM(I, H, T)(torch.randn(T, B, I), batch_sizes=sizes)
+
+
+@pytest.mark.parametrize("ended_count", [False, True])
+def test_ended_sequences_count_in_the_statistics_if_that_is_asked_for(ended_count):
+    layer, x = random_layer(partial(BNLSTM, ended_count=ended_count)), torch.randn(T, B, I, dtype=torch.float64)
+    sizes = [B, 5, 3, 3, 2, 2]
+    with collecting_statistics(layer, estimated_together(layer)[0]):
+        layer(x, batch_sizes=sizes)
+    for t, n in enumerate(sizes):
+        product = x[t, : B if ended_count else n] @ layer.weight_ih.T
+        assert_near(f"mean at step {t}", product.mean(0), layer.bn_ih.pop_mean[t])

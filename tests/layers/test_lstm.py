@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from bnrnn.errors import BnrnnError
+from bnrnn.layers.input_bn_lstm import InputBNLSTM
 from bnrnn.layers.lstm import LSTM
 from tests.helpers import assert_near
 
@@ -38,8 +39,9 @@ def test_it_is_nn_lstm_in_outputs_and_gradients(dtype):
         assert_near(name, ref, out)
 
 
-def test_the_cell_bias_shifts_only_the_output():
-    layer = LSTM(I, H, cell_bias=True).double()
+@pytest.mark.parametrize("kind", [LSTM, InputBNLSTM])
+def test_the_cell_bias_shifts_only_the_output(kind):
+    layer = kind(I, H, 1, cell_bias=True).double()
     x = torch.randn(1, B, I, dtype=torch.float64)
     y0, (_, c0) = layer(x)
     layer.beta_c.data.fill_(0.5)

@@ -4,6 +4,7 @@ from torch import nn
 
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
+from bnrnn.layers import base
 from bnrnn.layers.bn_rhn import BNRHN, PLACES
 from bnrnn.layers.rhn import RHN
 from bnrnn.norm import SequenceBatchNorm, batch_statistics, estimate_population_statistics
@@ -137,3 +138,24 @@ def test_bfloat16_keeps_the_state_in_float32():
         y, (s,) = layer(x)
     assert s.dtype == torch.float32
     assert_near("y", expected, y.float(), 0.1)
+
+
+def test_a_state_of_another_shape_or_dtype_is_an_error():
+    with pytest.raises(BnrnnError, match=r"s does not fit x_proj: expected \(\(40000, 512\)"):
+        RHN(3, 512)(torch.randn(2, 40000, 3), (torch.zeros(1, 512),))
+    stack, x = Stack(RHN, I, H), torch.randn(T, B, I)
+    _, (state,) = stack(x)
+    with pytest.raises(BnrnnError, match="s does not fit x_proj"):
+        stack(x, (state.double(),))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@torch.no_grad()
+def test_long_sequences_in_bounded_memory_give_the_same(place, monkeypatch):
+    layer, x = drawn(BNRHN(I, H, T, place=place)), torch.randn(T, B, I).double()
+    estimate_population_statistics(layer, [x])
+    expected = {name: value.clone() for name, value in layer.named_buffers()}
+    monkeypatch.setattr(base, "MAX_PRODUCT_SIZE", 2 * B * len(layer.weight_ih))  # two steps at once
+    estimate_population_statistics(layer, [x])
+    for name, value in layer.named_buffers():
+        assert_near(name, expected[name], value)

@@ -127,6 +127,9 @@ def test_bfloat16_keeps_statistics_and_states_in_float32(engine):
     halves = {n: args[n].bfloat16() for n in NAMES}
     y, (_, c), used = scan.lstm_scan(*(halves[n] for n in NAMES[:4]), **{n: halves[n] for n in OPTIONAL})
     assert (y.dtype, c.dtype, used.var_hh.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    states = {n: args[n].float() for n in ("h", "c")}
+    y, (h, c), _ = scan.lstm_scan(**{n: halves[n] for n in NAMES} | states)
+    assert (y.dtype, h.dtype, c.dtype) == (torch.bfloat16, torch.float32, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         y, (_, c), used = scan.lstm_scan(
             *(args[n].float() for n in NAMES[:4]), **{n: args[n].float() for n in OPTIONAL}
@@ -146,6 +149,37 @@ def test_what_does_not_fit_is_named_before_a_kernel_reads_it(name, wrong):
         args[name] = wrong(args[name])
     with pytest.raises(BnrnnError, match=f"{name} does not fit x_proj: expected"):
         scan.lstm_scan(**args)
+
+
+@pytest.mark.parametrize("engine", ["reference", *ENGINES])
+@pytest.mark.parametrize("name", Statistics._fields)
+def test_a_population_that_lacks_a_term_is_an_error_of_every_engine(engine, name):
+    scan.set_backend(engine)
+    args = {k: v.float() if isinstance(v, Tensor) else v for k, v in problem(3, 4, 5, population=True).items()}
+    population = Statistics(*(s.float() for s in args["population"]))._replace(**{name: None})
+    gamma = f"gamma_{name.partition('_')[2]}"
+    with pytest.raises(BnrnnError, match=f"population has no {name}, which {gamma} needs"):
+        scan.lstm_scan(**args | {"population": population})
+    assert scan.lstm_scan(**args | {"population": population, gamma: None})[0].isfinite().all()
+
+
+@pytest.mark.parametrize("sizes", [[4, 4], [5, 4, 3], [4, 2, 3], [4, 4, 0]])
+def test_batch_sizes_that_do_not_fit_are_named(sizes):
+    args = {k: v.float() if isinstance(v, Tensor) else v for k, v in problem(3, 4, 5).items()}
+    with pytest.raises(BnrnnError, match="batch_sizes must be 3 numbers between 4 and 1 that never increase"):
+        scan.lstm_scan(**args, batch_sizes=sizes)
+
+
+def test_an_input_product_of_another_shape_is_named():
+    for shape in ((3, 4, 22), (4, 20), (2, 2, 3, 4, 20)):
+        with pytest.raises(BnrnnError, match=r"x_proj must be \(T, B, 4H\) or \(R, T, B, 4H\), got"):
+            scan.lstm_scan(torch.zeros(shape), torch.zeros(4, 5), torch.zeros(4, 5), torch.zeros(20, 5))
+
+
+def test_a_product_that_does_not_fit_is_an_error_of_torch_and_is_not_read_by_the_kernel():
+    for weight in (torch.zeros(4, 7), torch.zeros(4, 3).double()):
+        with pytest.raises(RuntimeError, match=r"must match|cannot be multiplied|same dtype"):
+            scan.linear(torch.zeros(2, 3, 5), weight)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
