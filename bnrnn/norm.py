@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
-from bnrnn.scan import normalize_over_time, normalize_sequence
+from bnrnn.scan import linear, normalize_over_time, normalize_sequence
 
 
 def check_batch(size: int) -> None:
@@ -123,15 +123,17 @@ class SequenceBatchNorm(nn.Module):
         return y
 
     def before_scan(
-        self, x_proj: Tensor, bias: Tensor | None, t_start: int, batch_sizes: list[int] | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]:
-        """(x_proj, gamma, bias, population) for a scan that normalizes step by step.
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, t_start: int, batch_sizes: list[int] | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]:
+        """(x, weight, gamma, bias, population) for a scan that forms x W^T and normalizes it step by step.
 
-        What goes over all steps at once cannot wait for the scan: then x_proj is done, and the rest None.
+        Sequence-wise normalization is applied here, before the scan: then x is the normalized product with the bias
+        added, and the others are None.
         """
         if self.over_time:
-            return self(x_proj, t_start, bias, batch_sizes).to(x_proj.dtype), None, None, None
-        return x_proj, self.gamma, bias, self.population(t_start, len(x_proj))
+            x_proj = linear(x, weight)  # (T, B, F)
+            return self(x_proj, t_start, bias, batch_sizes).to(x_proj.dtype), None, None, None, None
+        return x, weight, self.gamma, bias, self.population(t_start, len(x))
 
 
 class PopulationAverage:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.norm import SequenceBatchNorm, check_batch
-from bnrnn.scan import linear, lstm_scan
+from bnrnn.scan import lstm_scan
 from bnrnn.scan.lstm import Statistics
 
 
@@ -66,16 +66,18 @@ class BNLSTM(RecurrentLayer):
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
         h, c = state
-        x_proj = linear(x, self.weight_ih)  # (T, B, 4H)
         of_hh, of_c = (norm.population(t_start, len(x)) for norm in (self.bn_hh, self.bn_c))
         if of_hh is None or of_c is None:
-            check_batch(x_proj.shape[1])
-        x_proj, gamma_ih, bias, of_ih = self.bn_ih.before_scan(x_proj, self.bias, t_start, batch_sizes)
+            check_batch(x.shape[1])
+        x, weight_ih, gamma_ih, bias, of_ih = self.bn_ih.before_scan(
+            x, self.weight_ih, self.bias, t_start, batch_sizes
+        )
         y, state, used = lstm_scan(
-            x_proj,
+            x,
             h,
             c,
             self.weight_hh,
+            weight_ih=weight_ih,
             gamma_ih=gamma_ih,
             gamma_hh=self.bn_hh.gamma,
             bias=bias,
@@ -85,7 +87,7 @@ class BNLSTM(RecurrentLayer):
             population=Statistics(*(of_ih or (None, None)), *of_hh, *of_c) if of_hh and of_c else None,
             batch_sizes=batch_sizes,
             ended_count=self.ended_count,
-            overwrite=True,
+            overwrite=weight_ih is None,
         )
         self.bn_ih.collect(t_start, used.mean_ih, used.var_ih, batch_sizes)
         self.bn_hh.collect(t_start, used.mean_hh, used.var_hh, batch_sizes)

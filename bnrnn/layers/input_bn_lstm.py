@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.norm import SequenceBatchNorm, check_batch
-from bnrnn.scan import linear, lstm_scan
+from bnrnn.scan import lstm_scan
 from bnrnn.scan.lstm import Statistics
 
 
@@ -44,22 +44,22 @@ class InputBNLSTM(RecurrentLayer):
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
         h, c = state
-        x_proj = linear(x, self.weight_ih)  # (T, B, 4H)
-        x_proj, gamma, bias, of_ih = self.bn_ih.before_scan(x_proj, self.bias, t_start, batch_sizes)
+        x, weight_ih, gamma, bias, of_ih = self.bn_ih.before_scan(x, self.weight_ih, self.bias, t_start, batch_sizes)
         if of_ih is None and gamma is not None:
-            check_batch(x_proj.shape[1])
+            check_batch(x.shape[1])
         y, state, used = lstm_scan(
-            x_proj,
+            x,
             h,
             c,
             self.weight_hh,
+            weight_ih=weight_ih,
             gamma_ih=gamma,
             bias=bias,
             beta_c=self.beta_c,
             eps=self.bn_ih.eps,
             population=of_ih and Statistics(*of_ih),
             batch_sizes=batch_sizes,
-            overwrite=True,
+            overwrite=weight_ih is None,
         )
         self.bn_ih.collect(t_start, used.mean_ih, used.var_ih, batch_sizes)
         return y, state

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.scan import linear, lstm_scan
+from bnrnn.scan import lstm_scan
 
 
 class LSTM(RecurrentLayer):
@@ -31,13 +31,13 @@ class LSTM(RecurrentLayer):
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
         h, c = state
         y, state, _ = lstm_scan(
-            linear(x, self.weight_ih),  # (T, B, 4H)
+            x,
             h,
             c,
             self.weight_hh,
+            weight_ih=self.weight_ih,
             bias=self.bias,
             beta_c=self.beta_c,
             batch_sizes=batch_sizes,
-            overwrite=True,
         )
         return y, state

@@ -103,11 +103,14 @@ def lstm_scan(
     c: Tensor,
     weight_hh: Tensor,
     *,
+    weight_ih: Tensor | None = None,
     population: Statistics | None = None,
     overwrite: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Statistics]:
     """bnrnn.scan.lstm.lstm_scan by the chosen engine, with more freedom in the arguments.
+
+    - With `weight_ih` (4H, I), x_proj is the input x (T, B, I) or (T, B) itself, and the engine forms `linear` of it.
 
     - Every tensor may have a leading axis R of replicas, which share nothing but the shape: R layers in one call.
     - bfloat16 and float16 may come in, or be asked for by torch.autocast: products then have that precision, and
@@ -116,18 +119,29 @@ def lstm_scan(
 
     Raises BnrnnError for tensors that do not fit each other.
     """
+    if weight_ih is not None and not _has_one_feature(x_proj, weight_ih):
+        x_proj, weight_ih, overwrite = linear(x_proj, weight_ih), None, True
     low = torch.get_autocast_dtype(x_proj.device.type) if torch.is_autocast_enabled(x_proj.device.type) else None
     given, of_h, of_c = x_proj.dtype, h.dtype, c.dtype
     if low is not None or given in (torch.bfloat16, torch.float16):
         kwargs = {k: _raised(v) for k, v in kwargs.items()} | {"product_dtype": low or given}
         x_proj, h, c, weight_hh = map(_raised, (x_proj, h, c, weight_hh))
         population = population and Statistics(*map(_raised, population))
-    _check_lstm(x_proj, population, {"h": h, "c": c, "weight_hh": weight_hh, **kwargs})
+    _check_lstm(x_proj, population, {"h": h, "c": c, "weight_hh": weight_hh, "weight_ih": weight_ih, **kwargs})
+    if weight_ih is not None:
+        kwargs["weight_ih"] = weight_ih
     with torch.autocast(x_proj.device.type, enabled=False):
         name = backend(x_proj.device, kwargs.get("product_dtype") or x_proj.dtype)
         run = _replicated(name) if x_proj.dim() == 4 else _single(name)
         y, (h, c), used = run(x_proj, h, c, weight_hh, overwrite=overwrite, population=population, **kwargs)
     return y.to(given), (h.to(of_h), c.to(of_c)), used
+
+
+def _has_one_feature(x: Tensor, weight_ih: Tensor) -> bool:
+    """Whether the engine takes x as it is, because its product with weight_ih need not be stored."""
+    if x.dim() != 3 or x.shape[2] != 1 or x.requires_grad or torch.is_autocast_enabled(x.device.type):
+        return False
+    return x.dtype == weight_ih.dtype and backend(x.device, x.dtype) == "cpu"
 
 
 def rhn_scan(
@@ -158,11 +172,15 @@ def rhn_scan(
 
 def _check_lstm(x_proj: Tensor, population: Statistics | None, given: dict[str, Any]) -> None:
     """Raise BnrnnError for arguments of `lstm_scan` that do not fit each other."""
-    if x_proj.dim() not in (3, 4) or x_proj.shape[-1] % 4:
+    if given.get("weight_ih") is not None:
+        G = len(given["weight_ih"])
+    elif x_proj.dim() not in (3, 4) or x_proj.shape[-1] % 4:
         raise BnrnnError(f"x_proj must be (T, B, 4H) or (R, T, B, 4H), got {tuple(x_proj.shape)}")
-    *replicas, T, B, G = x_proj.shape
+    else:
+        G = x_proj.shape[-1]
+    *replicas, T, B, _ = x_proj.shape
     H = G // 4
-    shapes = {"h": (B, H), "c": (B, H), "weight_hh": (G, H), "gamma_ih": (G,), "gamma_hh": (G,), "bias": (G,),
+    shapes = {"weight_ih": (G, 1), "h": (B, H), "c": (B, H), "weight_hh": (G, H), "gamma_ih": (G,), "gamma_hh": (G,), "bias": (G,),
               "gamma_c": (H,), "beta_c": (H,), "mean_ih": (T, G), "var_ih": (T, G), "mean_hh": (T, G),
               "var_hh": (T, G), "mean_c": (T, H), "var_c": (T, H)}  # fmt: skip
     shapes = {name: (*replicas, *shape) for name, shape in shapes.items()}

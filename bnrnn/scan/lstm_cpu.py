@@ -136,11 +136,10 @@ class CpuEngine:
 
 
 def _product(a: Tensor, b: Tensor, transposed: bool = False, out: Tensor | None = None) -> Tensor:
-    """a @ b, or a.T @ b if `transposed`; added to `out` if given. Rows or columns of b are contiguous."""
+    """a @ b, or a.T @ b if `transposed`; added to `out` if given. b or its transpose is contiguous, as a is."""
     m, k = (a.shape[1], a.shape[0]) if transposed else a.shape
     c = a.new_empty(m, b.shape[1]) if out is None else out
-    columns = b.stride(1) != 1
-    assert min(b.stride()) == 1 or 1 in b.shape
+    columns = not b.is_contiguous()
     library().bnrnn_product(
         m, b.shape[1], k, ctypes.c_void_p(address(a)), int(transposed), ctypes.c_void_p(address(b)),
         ctypes.c_int64(b.stride(1) if columns else b.stride(0)), int(columns), ctypes.c_void_p(address(c)),
@@ -164,7 +163,7 @@ def sum_of_outer(pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        x = x.contiguous()
+        x, weight = x.contiguous(), weight.contiguous()
         ctx.save_for_backward(x, weight)
         return _product(x.flatten(0, 1), weight.t()).unflatten(0, x.shape[:2])
 

@@ -158,26 +158,31 @@ class _Scan(torch.autograd.Function):
         y = first.c.new_empty(len(sequences), *first.c.shape)
         for s, y_r in zip(sequences, y, strict=True):
             engine.forward(s, y_r)
-        ctx.save_for_backward(y, inputs[3])  # autograd watches that neither is changed before the backward pass
+        ctx.save_for_backward(y, *inputs[3:5])  # autograd watches that neither is changed before the backward pass
         ctx.engine, ctx.sequences, ctx.x = engine, sequences, x
         return y, torch.stack([s.c[-1] for s in sequences])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        y, weight = ctx.saved_tensors
+        y, weight, weight_ih = ctx.saved_tensors
         if ctx.sequences is None:
             raise RuntimeError("this scan was run backward before and its buffers are spent: run it forward again")
         sequences, x = ctx.sequences, ctx.x
         ctx.sequences = ctx.x = None
         dy, dc = grads[0].contiguous(), grads[1].clone(memory_format=torch.contiguous_format)
-        dh, dweight = torch.zeros_like(dc), torch.empty_like(weight)
+        dh = torch.zeros_like(dc)
         given = {name: p for name, p in sequences[0].parameters.items() if p is not None}
         totals = {name: p.new_zeros(len(sequences), *p.shape) for name, p in given.items()}
-        for r, s in enumerate(sequences):
-            own = {name: total[r] for name, total in totals.items()}
-            dweight[r] = ctx.engine.backward(s, y[r], dy[r], dh[r], dc[r], own)
-        return None, None, None, x, dh, dc, dweight, *(totals.get(n) for n in PARAMETERS)
+        if weight_ih is not None:
+            totals["weight_ih"] = torch.zeros_like(weight_ih, memory_format=torch.contiguous_format)
+        of_weight = [
+            ctx.engine.backward(s, y[r], dy[r], dh[r], dc[r], {name: total[r] for name, total in totals.items()})
+            for r, s in enumerate(sequences)
+        ]
+        dweight = of_weight[0].unsqueeze(0) if len(of_weight) == 1 else torch.stack(of_weight)
+        dx = x if weight_ih is None else None
+        return None, None, None, dx, dh, dc, dweight, *(totals.get(name) for name in ("weight_ih", *PARAMETERS))
 
 
 def fused_scan(
@@ -193,19 +198,22 @@ def fused_scan(
     ended_count: bool = False,
     product_dtype: torch.dtype | None = None,
     overwrite: bool = False,
+    weight_ih: Tensor | None = None,
     **parameters: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Statistics]:
     """bnrnn.scan.lstm.lstm_scan by the given engine, with a leading axis R of replicas on every tensor.
 
-    With `overwrite`, x_proj's memory is taken over (nobody else may need its values) instead of copied. A second
-    backward through one scan raises RuntimeError.
+    With `overwrite`, x_proj's memory is taken over (nobody else may need its values) instead of copied. With `weight_ih`
+    (R, 4H, 1), x_proj is the one feature (R, T, B, 1) of the input itself. A second backward through one scan raises
+    RuntimeError.
     """
-    R, T, B, G = x_proj.shape
+    R, T, B, _ = x_proj.shape
+    G = weight_hh.shape[1]
     given = {name: parameters.get(name) for name in PARAMETERS}
-    inputs = (x_proj, h, c, weight_hh, *given.values())
+    inputs = (x_proj, h, c, weight_hh, weight_ih, *given.values())
     with_grad = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs)
     x = x_proj.detach().contiguous()
-    if not overwrite and x.data_ptr() == x_proj.data_ptr():
+    if weight_ih is None and not overwrite and x.data_ptr() == x_proj.data_ptr():
         x = x.clone()
     of_terms = (("gamma_ih", G), ("gamma_hh", G), ("gamma_c", G // 4))
     terms = [(name, size) for name, size in of_terms for _ in range(2)]  # a mean and a variance each
@@ -215,9 +223,10 @@ def fused_scan(
             for (name, size), value in zip(terms, population or Statistics(), strict=True)
         )
     )
-    u = torch.empty_like(x) if with_grad else None
+    u = x.new_empty(R, T, B, G) if with_grad else None
     cells = x.new_empty(R, T, B, G // 4)
     h_0, c_0, weight = (v.detach().contiguous() for v in (h, c, weight_hh))
+    of_input = None if weight_ih is None else weight_ih.detach().contiguous()
     constant = {name: None if p is None else p.detach().contiguous() for name, p in given.items()}
     sequences = [
         Sequence(
@@ -227,7 +236,7 @@ def fused_scan(
             h_0=h_0[r],
             c_0=c_0[r],
             weight_hh=weight[r],
-            weight_ih=None,
+            weight_ih=None if of_input is None else of_input[r],
             parameters={name: None if p is None else p[r] for name, p in constant.items()},
             statistics=Statistics(*(None if v is None else v[r] for v in used)),
             batch=population is None,
