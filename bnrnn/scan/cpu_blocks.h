@@ -53,7 +53,7 @@ void over_blocks(int from, int to, Function function) {
 }
 
 // exp(x) = power (1 + rest), with a relative error of about 1e-7: a power of two and a polynomial (Cephes expf).
-void exp(Wide x, Wide& power, Wide& rest) {
+inline __attribute__((always_inline)) void exp(Wide x, Wide& power, Wide& rest) {
   x = x > 88.0f ? Wide{} + 88.0f : x;
   x = x < -87.0f ? Wide{} - 87.0f : x;
   const Wide n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer
@@ -67,19 +67,19 @@ void exp(Wide x, Wide& power, Wide& rest) {
   const WideInt scale = (__builtin_convertvector(n, WideInt) + 127) << 23;
   std::memcpy(&power, &scale, sizeof(Wide));
 }
-Wide sigmoid(Wide x) {
+inline __attribute__((always_inline)) Wide sigmoid(Wide x) {
   Wide power, rest;
   exp(-x, power, rest);
   return 1.0f / (power * rest + (power + 1.0f));
 }
 // (e - 1) / (e + 1) with e = exp(2 x): e - 1 without e keeps the digits of a small result.
-Wide tanh(Wide x) {
+inline __attribute__((always_inline)) Wide tanh(Wide x) {
   Wide power, rest;
   exp(2.0f * x, power, rest);
   const Wide less = power * rest + (power - 1.0f);
   return less / (less + 2.0f);
 }
-Wide rsqrt(Wide x) {
+inline __attribute__((always_inline)) Wide rsqrt(Wide x) {
   Wide y;
   for (int k = 0; k < LANES; ++k) y[k] = __builtin_sqrtf(x[k]);
   return 1.0f / y;

@@ -109,7 +109,7 @@ void with_constant(int n, Function function) {
 
 // M rows of A, in slabs of about ROWS rows of even size, times a strip.
 template <int V, bool PACKED>
-void slabs(int M, int depth, const float* A, int64_t row, const float* P, float* C, int64_t ldc, int columns, bool add,
+__attribute__((noinline)) void slabs(int M, int depth, const float* A, int64_t row, const float* P, float* C, int64_t ldc, int columns, bool add,
            const float* next) {
   const int n = num_slabs(M), lines = next ? depth * V * LANES / LINE / n + 1 : 0;
   for (int i = 0; i < n; ++i) {
@@ -140,8 +140,11 @@ struct Strips {
     const int wide = width(n), used = std::min(wide, N - n);
     float* p = data + (int64_t)n * K;
     for (int k = 0; k < K; ++k, p += wide) {
-      std::memcpy(p, rows + k * step + n, used * sizeof(float));
-      std::fill(p + used, p + wide, 0.0f);
+      const float* from = rows + k * step + n;
+      if (used == STRIP)
+        std::memcpy(p, from, STRIP * sizeof(float));
+      else
+        for (int i = 0; i < wide; ++i) p[i] = i < used ? from[i] : 0.0f;
     }
   }
   // The same where column n of the factor is contiguous at column(n).
@@ -151,10 +154,8 @@ struct Strips {
     float* p = data + (int64_t)n * K;
     const float* from[STRIP];
     for (int i = 0; i < used; ++i) from[i] = column(n + i);
-    for (int k = 0; k < K; ++k, p += wide) {
-      for (int i = 0; i < used; ++i) p[i] = from[i][k];
-      std::fill(p + used, p + wide, 0.0f);
-    }
+    for (int k = 0; k < K; ++k, p += wide)
+      for (int i = 0; i < wide; ++i) p[i] = i < used ? from[i][k] : 0.0f;
   }
   const float* at(int n, int k) const { return data + (int64_t)n * K + (int64_t)k * width(n); }
 
