@@ -69,9 +69,7 @@ class BNLSTM(RecurrentLayer):
         of_hh, of_c = (norm.population(t_start, len(x)) for norm in (self.bn_hh, self.bn_c))
         if of_hh is None or of_c is None:
             check_batch(x.shape[1])
-        x, weight_ih, gamma_ih, bias, of_ih = self.bn_ih.before_scan(
-            x, self.weight_ih, self.bias, t_start, batch_sizes
-        )
+        x, weight_ih, gamma_ih, bias, of_ih = self.bn_ih.before_scan(x, self.weight_ih, self.bias, t_start, batch_sizes)
         y, state, used = lstm_scan(
             x,
             h,

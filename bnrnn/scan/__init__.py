@@ -180,8 +180,8 @@ def _check_lstm(x_proj: Tensor, population: Statistics | None, given: dict[str, 
         G = x_proj.shape[-1]
     *replicas, T, B, _ = x_proj.shape
     H = G // 4
-    shapes = {"weight_ih": (G, 1), "h": (B, H), "c": (B, H), "weight_hh": (G, H), "gamma_ih": (G,), "gamma_hh": (G,), "bias": (G,),
-              "gamma_c": (H,), "beta_c": (H,), "mean_ih": (T, G), "var_ih": (T, G), "mean_hh": (T, G),
+    shapes = {"weight_ih": (G, 1), "h": (B, H), "c": (B, H), "weight_hh": (G, H), "gamma_ih": (G,), "gamma_hh": (G,),
+              "bias": (G,), "gamma_c": (H,), "beta_c": (H,), "mean_ih": (T, G), "var_ih": (T, G), "mean_hh": (T, G),
               "var_hh": (T, G), "mean_c": (T, H), "var_c": (T, H)}  # fmt: skip
     shapes = {name: (*replicas, *shape) for name, shape in shapes.items()}
     _check_tensors("x_proj", x_proj, shapes, {**given, **_statistics(population, ("ih", "hh", "c"), given)})

@@ -26,7 +26,8 @@ from bnrnn.scan.lstm_fused import PARAMETERS, Sequence
 FOLDER = Path(__file__).parent
 SOURCES = [FOLDER / "lstm_cpu.cpp", FOLDER / "rhn_cpu.cpp", FOLDER / "norm_cpu.cpp"]
 HEADERS = [FOLDER / "cpu_products.h", FOLDER / "cpu_blocks.h"]
-FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-fPIC"]
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"]
+FLAGS += ["-shared", "-fPIC"]
 
 
 def compiler() -> str | None:
@@ -91,8 +92,8 @@ class _Lstm(ctypes.Structure):
         + [("eps", ctypes.c_float)]
         + [(name, ctypes.POINTER(ctypes.c_int32)) for name in ("running", "counted")]
         + [(name, ctypes.c_void_p) for name in (
-            "weight_hh", *PARAMETERS, "h_0", "c_0", *Statistics._fields, "feature", "weight_ih", "packed", "x", "u", "c",
-            "y", "dy", "dh", "dc", *(f"d{name}" for name in PARAMETERS), "dweight_ih", "dweight_hh",
+            "weight_hh", *PARAMETERS, "h_0", "c_0", *Statistics._fields, "feature", "weight_ih", "packed", "x", "u",
+            "c", "y", "dy", "dh", "dc", *(f"d{name}" for name in PARAMETERS), "dweight_ih", "dweight_hh",
         )]
     )  # fmt: skip
 

@@ -165,7 +165,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        y, weight, weight_ih = ctx.saved_tensors
+        y, _, weight_ih = ctx.saved_tensors
         if ctx.sequences is None:
             raise RuntimeError("this scan was run backward before and its buffers are spent: run it forward again")
         sequences, x = ctx.sequences, ctx.x
@@ -203,9 +203,9 @@ def fused_scan(
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Statistics]:
     """bnrnn.scan.lstm.lstm_scan by the given engine, with a leading axis R of replicas on every tensor.
 
-    With `overwrite`, x_proj's memory is taken over (nobody else may need its values) instead of copied. With `weight_ih`
-    (R, 4H, 1), x_proj is the one feature (R, T, B, 1) of the input itself. A second backward through one scan raises
-    RuntimeError.
+    With `overwrite`, x_proj's memory is taken over (nobody else may need its values) instead of copied. With
+    `weight_ih` (R, 4H, 1), x_proj is the one feature (R, T, B, 1) of the input itself. A second backward through one
+    scan raises RuntimeError.
     """
     R, T, B, _ = x_proj.shape
     G = weight_hh.shape[1]
