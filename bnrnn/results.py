@@ -42,22 +42,26 @@ class Result:
     num_parameters: int
     commits: list[str]
     environment: dict[str, Any]
-    config_hash: str
     config: dict[str, Any]
     data: str = ""  # what was read
 
+    @property
+    def config_hash(self) -> str:
+        """Computed from the configuration. The file has it for people; nothing reads it there."""
+        return config_hash(self.config)
+
     def write(self, run_dir: Path) -> None:
-        write_json(run_dir / FILE, dataclasses.asdict(self))
+        write_json(run_dir / FILE, {**dataclasses.asdict(self), "config_hash": self.config_hash})
 
     @classmethod
     def read(cls, path: Path) -> "Result":
-        """Raises BnrnnError for a file that is no result."""
+        """Raises BnrnnError for a file that is not a result."""
         try:
-            return cls(**json.loads(path.read_text()))
-        except (json.JSONDecodeError, TypeError) as error:
-            raise BnrnnError(
-                f"{path} is not a result that this version wrote ({error}): remove it to run again"
-            ) from None
+            content = json.loads(path.read_text())
+            content.pop("config_hash", None)
+            return cls(**content)
+        except (json.JSONDecodeError, AttributeError, TypeError) as error:
+            raise BnrnnError(f"{path} is not a result of a run ({error}): remove it to run again") from None
 
 
 def config_record(cfg: DictConfig) -> dict[str, Any]:
@@ -71,15 +75,28 @@ def config_record(cfg: DictConfig) -> dict[str, Any]:
     return {str(k): v for k, v in record.items() if v is not None}
 
 
+def identity(record: Any) -> Any:
+    """The part of a record that identifies a run: the class name of each `_target_`, and numbers by value.
+
+    Import paths do not belong to it, so modules can move; 5 and 5.0 are one number.
+    """
+    if isinstance(record, dict):
+        return {k: v.rpartition(".")[2] if k == "_target_" else identity(v) for k, v in record.items()}
+    if isinstance(record, list):
+        return [identity(v) for v in record]
+    return int(record) if isinstance(record, float) and record.is_integer() else record
+
+
 def config_hash(record: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
+    """The hash of a record's identity."""
+    return hashlib.sha256(json.dumps(identity(record), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_same_config(found: dict[str, Any], record: dict[str, Any], path: Path) -> None:
     """Raise BnrnnError, naming the keys, if what lies at `path` was made with another configuration."""
     if config_hash(found) == config_hash(record):
         return
-    old, new = _flat(found), _flat(record)
+    old, new = _flat(identity(found)), _flat(identity(record))
     changed = [f"{k}: {old.get(k)} there, {new.get(k)} now" for k in sorted(old | new) if old.get(k) != new.get(k)]
     raise BnrnnError(
         f"{path} was made with another configuration ({'; '.join(changed)}). Remove its folder to run again, or choose "

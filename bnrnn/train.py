@@ -29,7 +29,7 @@ from bnrnn.layers.base import RecurrentLayer
 from bnrnn.log import RunLog, say, start_wandb
 from bnrnn.loop import Stop, Trainer, TrainState
 from bnrnn.norm import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
-from bnrnn.results import FILE, Result, check_same_config, config_hash, config_record, environment, git_commit
+from bnrnn.results import FILE, Result, check_same_config, config_record, environment, git_commit
 from bnrnn.scan import ENGINES, set_backend
 from bnrnn.search import apply_trial
 
@@ -103,7 +103,6 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
             commits=state.commits,
             environment=where,
             data=data.description,
-            config_hash=config_hash(record),
             config=record,
         )
         log.finish(result.status, metrics)

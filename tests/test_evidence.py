@@ -8,7 +8,7 @@ import pytest
 from bnrnn import plots, tables
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import compose_config, load_claim, load_runs, trained_runs
-from bnrnn.results import Result, config_hash, config_record
+from bnrnn.results import Result, config_record
 from bnrnn.search import apply_trial
 
 WORDS = "laurent2015/table2"
@@ -33,7 +33,6 @@ def put(results_dir, key: str, overrides: dict, metrics: dict, records: list[dic
         5,
         ["abc"],
         environment,
-        config_hash(record),
         record,
         "a text",
     ).write(folder)

@@ -22,7 +22,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.evidence import ROOT, compose_config
 from bnrnn.log import read_jsonl
 from bnrnn.loop import Interrupted, Stop, has_diverged
-from bnrnn.results import Result
+from bnrnn.results import Result, check_same_config, config_hash, config_record
 from bnrnn.train import CHECKPOINT, LOCK, Locked, choose_device, is_being_trained, train
 
 SHORT = (
@@ -173,6 +173,28 @@ def test_a_finished_cell_with_another_config_stops_and_names_the_difference(tmp_
     train(short(), tmp_path)
     with pytest.raises(BnrnnError, match=r"another configuration \(optim.lr: 0.001 there, 0.01 now\)"):
         train(short("optim.lr=0.01"), tmp_path)
+
+
+def test_numbers_are_compared_by_value_and_classes_by_name(tmp_path):
+    record = config_record(short("grad_clip=5"))
+    moved = record | {"model": record["model"] | {"_target_": "bnrnn.elsewhere.SequenceModel"}}
+    other = record | {"model": record["model"] | {"_target_": "bnrnn.elsewhere.Captioner"}}
+    assert config_hash(record) == config_hash(moved) == config_hash(config_record(short("grad_clip=5.0")))
+    assert len({config_hash(changed) for changed in (record, other, record | {"grad_clip": 5.5})}) == 3
+    assert config_hash({"permuted": True}) != config_hash({"permuted": 1})
+    check_same_config(moved, config_record(short("grad_clip=5.0")), tmp_path)
+    with pytest.raises(BnrnnError, match=r"model._target_: Captioner there, SequenceModel now"):
+        check_same_config(other, record, tmp_path)
+
+
+def test_the_hash_of_a_result_is_computed_from_its_configuration(tmp_path):
+    result = train(short(), tmp_path)
+    path = tmp_path / "result.json"
+    stored = json.loads(path.read_text())
+    assert stored["config_hash"] == result.config_hash
+    path.write_text(json.dumps(stored | {"config_hash": "0" * 16}))
+    assert Result.read(path).config_hash == result.config_hash
+    assert train(short(), tmp_path) == result
 
 
 def test_a_checkpoint_of_another_config_stops_too(tmp_path):
