@@ -2,10 +2,11 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
+from bnrnn.config import ROOT, compose_config, grid_of, sweep
 from bnrnn.data.mnist import SequentialMNIST
-from bnrnn.evidence import ROOT, claim_keys, compose_config, grid_of, load_claim, sweep
-from bnrnn.norm import has_batch_norm
-from bnrnn.search import apply_trial
+from bnrnn.layers.norm import has_batch_norm
+from bnrnn.report.claims import claim_keys, load_claim
+from bnrnn.training.search import apply_trial
 
 CONF = ROOT / "conf"
 

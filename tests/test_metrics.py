@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from bnrnn.data.base import IGNORE
+from bnrnn.inputs import IGNORE
 from bnrnn.metrics import Scores, cross_entropy
 
 

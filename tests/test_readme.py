@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from bnrnn.evidence import ROOT, claim_keys, compose_config
+from bnrnn.config import ROOT, compose_config
+from bnrnn.report.claims import claim_keys
 
 README = (ROOT / "README.md").read_text()
 CODE = [

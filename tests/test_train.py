@@ -16,14 +16,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from bnrnn import checkpoint
-from bnrnn.checkpoint import MODEL
+from bnrnn.config import ROOT, compose_config
 from bnrnn.errors import BnrnnError
-from bnrnn.evidence import ROOT, compose_config
-from bnrnn.log import read_jsonl
-from bnrnn.loop import Interrupted, Stop, has_diverged
-from bnrnn.results import Result, check_same_config, config_hash, config_record
-from bnrnn.train import CHECKPOINT, LOCK, Locked, choose_device, is_being_trained, train
+from bnrnn.train import train
+from bnrnn.training import checkpoint
+from bnrnn.training.checkpoint import CHECKPOINT, MODEL
+from bnrnn.training.device import choose_device
+from bnrnn.training.lock import LOCK, Locked, is_being_trained
+from bnrnn.training.log import read_jsonl
+from bnrnn.training.loop import has_diverged
+from bnrnn.training.results import Result, check_same_config, config_hash, config_record
+from bnrnn.training.stop import Interrupted, Stop
 
 SHORT = (
     "budget.updates=6",
@@ -222,7 +225,7 @@ def test_divergence_ends_the_run_with_a_result_that_says_so(tmp_path):
 
 def interrupt_at(update: int, cfg, run_dir: Path) -> None:
     """Train, and let SIGTERM arrive in the middle of an update."""
-    from bnrnn.loop import Trainer
+    from bnrnn.training.loop import Trainer
 
     original = Trainer.update
 
@@ -268,7 +271,7 @@ def test_a_run_that_another_process_finished_before_we_had_the_lock_is_not_made_
         shutil.copy(tmp_path / "a" / "result.json", run_dir)
         yield
 
-    monkeypatch.setattr("bnrnn.train._locked", lock_late)
+    monkeypatch.setattr("bnrnn.train.locked", lock_late)
     assert train(short(), tmp_path / "b") == first
     assert not (tmp_path / "b" / "metrics.jsonl").exists()
 

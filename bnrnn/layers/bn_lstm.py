@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.norm import SequenceBatchNorm, check_batch
+from bnrnn.layers.norm import SequenceBatchNorm, check_batch
 from bnrnn.scan import linear, lstm_scan
 from bnrnn.scan.lstm import Statistics
 

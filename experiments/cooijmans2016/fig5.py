@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnrnn import checkpoint, plots
 from bnrnn.errors import report_errors
-from bnrnn.evidence import load_claim, trained_runs
-from bnrnn.results import provenance
-from bnrnn.tables import markdown, publish
+from bnrnn.report import plots
+from bnrnn.report.claims import load_claim
+from bnrnn.report.markdown import markdown
+from bnrnn.report.runs import trained_runs
+from bnrnn.report.tables import publish
+from bnrnn.training import checkpoint
+from bnrnn.training.results import provenance
 
 KEY = "cooijmans2016/fig5"
 MODELS = "cooijmans2016/table2"

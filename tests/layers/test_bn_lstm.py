@@ -8,7 +8,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.layers import base
 from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.input_bn_lstm import InputBNLSTM
-from bnrnn.norm import SequenceBatchNorm, batch_statistics, estimate_population_statistics
+from bnrnn.layers.norm import SequenceBatchNorm, batch_statistics, estimate_population_statistics
 from tests.helpers import assert_near
 
 T, B, I, H = 6, 8, 3, 4

@@ -2,8 +2,8 @@ import torch
 from torch import nn
 
 from bnrnn.layers.bn_rnn import BNRNN
+from bnrnn.layers.norm import estimate_population_statistics
 from bnrnn.layers.rnn import RNN
-from bnrnn.norm import estimate_population_statistics
 from tests.helpers import assert_near
 
 T, B, I, H = 5, 6, 2, 3
