@@ -85,7 +85,7 @@ def work(cells: list[Cell], failed: dict[Path, str]) -> None:
 
 @contextmanager
 def _stopping_at_once() -> Iterator[None]:
-    """SIGTERM and SIGINT raise Interrupted at once, except in training, which saves first (bnrnn.loop.Stop)."""
+    """SIGTERM and SIGINT raise Interrupted at once, except in training, which saves first (bnrnn.training.stop)."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Interrupted(f"{signal.Signals(number).name}: stopped between two updates or runs; nothing is lost")

@@ -24,7 +24,7 @@ class BNLSTM(RecurrentLayer):
     """`y, (h, c) = BNLSTM(input_size, hidden_size, t_max)(x, state=None)`.
 
     Training normalizes with the batch's statistics at every time step. Before evaluation, call
-    `bnrnn.norm.estimate_population_statistics(model, training_inputs)` once.
+    `bnrnn.estimate_population_statistics(model, training_inputs)` once.
 
     Args:
         t_max: length of the training sequences; later steps are evaluated with the statistics of the last.

@@ -25,6 +25,26 @@ def load_claim(key: str) -> dict[str, Any]:
     return claims[name]
 
 
+def needed(key: str) -> tuple[list[str], list[Path]]:
+    """The recipes to train for a table or figure, and the analyses to run after them, relative to the checkout.
+
+    Figures and tables without an entry of their own are listed under `needs` in claims.yaml.
+    """
+    paper, _, name = key.partition("/")
+    path = ROOT / "experiments" / paper / "claims.yaml"
+    if not path.exists():
+        raise BnrnnError(f"{key} is unknown: there is no {path.relative_to(ROOT)}; use <paper>/<table or figure>")
+    recipes, analyses = [], []
+    for part in yaml.safe_load(path.read_text()).get("needs", {}).get(name, [name]):
+        claim = load_claim(f"{paper}/{part}")
+        if "analysis" in claim:
+            analyses.append(Path("experiments", paper, claim["analysis"]))
+            recipes += [claim["models"]] if "models" in claim else []
+        else:
+            recipes.append(f"{paper}/{part}")
+    return list(dict.fromkeys(recipes)), analyses
+
+
 def claim_keys() -> list[str]:
     """Every `<paper>/<table>` that is claimed."""
     files = sorted((ROOT / "experiments").glob("*/claims.yaml"))

@@ -15,7 +15,7 @@ from bnrnn.training.results import Result
 def run(seed: int = 0, curve=None, metric="valid/accuracy", status="finished", updates=1000, metrics=None, **overrides):
     records = [{"update": u, "seconds": float(u), metric: v} for u, v in (curve or {}).items()]
     texts = {**{k: str(v) for k, v in overrides.items()}, "seed": str(seed)}
-    result = Result("key", texts, status, updates, 0, metrics or {}, 1.0, 1, ["abc"], {}, "hash", {})
+    result = Result("key", texts, status, updates, 0, metrics or {}, 1.0, 1, ["abc"], {}, {})
     return Run(Path("folder"), texts, "paper", result, records, stale=False)
 
 

@@ -121,6 +121,44 @@ def test_a_trial_of_a_search_is_shown_with_what_it_drew_and_is_not_stale(tmp_pat
     assert f"lr={run.drawn['optim.lr']} momentum={run.drawn['optim.momentum']}" in tables.render_summary([run])
 
 
+def test_a_run_whose_folder_is_deeper_because_of_a_group_path_is_found(tmp_path):
+    put(tmp_path, "zhang2017/flickr8k", {"model": "captioner/lstm", "seed": "0"}, {"valid/ppl": 30.0})
+    (run,) = load_runs("zhang2017/flickr8k", tmp_path)
+    assert run.overrides["model"] == "captioner/lstm" and run.budget == "paper" and not run.stale
+    assert "| model=captioner/lstm | paper | 100 |" in tables.render_summary([run])
+
+
+def test_a_result_that_no_longer_composes_is_stale_and_stops_no_page(tmp_path):
+    put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0})
+    path = next(tmp_path.rglob("result.json"))
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps(stored | {"overrides": CELL | {"model.renamed_since": "3"}}))
+    (run,) = load_runs(WORDS, tmp_path)
+    assert run.stale
+    assert "| stale |" in tables.render(WORDS, tmp_path)
+
+
+def test_a_run_without_the_override_of_its_column_is_in_no_panel(tmp_path):
+    key = "cooijmans2016/table2"
+    records = [{"update": 791, "seconds": 1.0, "valid/bpc": 2.2}]
+    put(tmp_path, key, {"model": "lstm"}, {"valid/bpc": 2.2}, records)
+    (run,) = load_runs(key, tmp_path)
+    assert run.in_grid(key) and run.seed == "0"
+    plots.draw_curve(key, load_claim(key)["curves"][0], tmp_path, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").exists()
+
+
+def test_a_run_with_a_deleted_key_is_not_stale(tmp_path):
+    arguments = ["experiment=cooijmans2016/table2", "budget=paper", "~optim.momentum"]
+    put(tmp_path, "cooijmans2016/table2", {"model": "lstm", "seed": "0"}, {"valid/bpc": 2.2})
+    path = next(tmp_path.rglob("result.json"))
+    stored = json.loads(path.read_text())
+    record = config_record(compose_config(*arguments, "model=lstm"))
+    path.write_text(json.dumps(stored | {"overrides": {"model": "lstm", "~optim.momentum": ""}, "config": record}))
+    (run,) = load_runs("cooijmans2016/table2", tmp_path)
+    assert not run.stale
+
+
 def test_an_analysis_without_models_says_what_to_train(tmp_path):
     put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0})
     with pytest.raises(BnrnnError, match=r"no finished run with its model: train laurent2015/table2 first"):

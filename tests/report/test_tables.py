@@ -280,9 +280,8 @@ def test_a_loss_that_explodes_leaves_the_picture_to_the_others_and_the_table_get
         for model, values in losses.items()
     ]
     figure, ax = plots.plt.subplots()
-    plots.draw_panel(
-        ax, runs, {name: name for name in losses}, lambda run, row: run.overrides["model"] == row, "valid/loss", {}
-    )
+    rows = {name: name for name in losses}
+    plots.draw_panel(ax, runs, rows, lambda run, row: run.overrides["model"] == row, "valid/loss", {})
     plots.plt.close(figure)
     assert ax.get_ylim() == (0, 6.0)
     assert tables.spread([3e17], 1) == "3e+17 (n=1)" and tables.spread([123456.0], 1) == "123,456.0 (n=1)"
