@@ -56,10 +56,15 @@ def grid_of(overrides: Iterable[str]) -> dict[str, list[str]]:
     grid = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         if not override.is_hydra_override():
-            swept = override.is_sweep_override()
+            swept, has_value = override.is_sweep_override(), "=" in str(override.input_line)
             values = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
-            grid[override.get_key_element()] = list(values)
+            grid[override.get_key_element()] = list(values) if has_value else [""]
     return grid
+
+
+def written(key: str, value: str) -> str:
+    """An override as it is typed: key=value, or ~key alone, which deletes the key."""
+    return key if key.startswith("~") and not value else f"{key}={value}"
 
 
 @cache

@@ -4,15 +4,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bnrnn.config import compose_config, sweep
+from bnrnn.config import compose_config, sweep, written
 from bnrnn.data.base import model_sizes
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import READ, from_loss, sign
@@ -160,8 +161,7 @@ def is_stale(key: str, budget: str, result: Result) -> bool:
 
     So is one whose overrides the recipe no longer knows, because an option was renamed or removed.
     """
-    overrides = {k: v for k, v in result.overrides.items() if k != "seed"}
-    choices = [k if k.startswith("~") and not v else f"{k}={v}" for k, v in overrides.items()]
+    choices = [written(k, v) for k, v in result.overrides.items() if k != "seed"]
     try:
         recipe = _recipe(f"experiment={key}", f"budget={budget}", *choices).copy()
         if "seed" in result.overrides:
@@ -223,7 +223,8 @@ def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
     saved = load(folder / MODEL)
     assert saved is not None
     recipe = OmegaConf.create({**Result.read(folder / FILE).config, "data_dir": data_dir})
-    data = instantiate(recipe.data, data_dir=data_dir)
+    is_read = "data_dir" in signature(get_class(recipe.data._target_)).parameters  # from files
+    data = instantiate(recipe.data, **({"data_dir": data_dir} if is_read else {}))
     model = instantiate(recipe.model, **model_sizes(data))
     model.load_state_dict(saved["model"])
     return model.eval(), data

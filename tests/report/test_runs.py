@@ -10,6 +10,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.report import plots, tables
 from bnrnn.report.claims import load_claim
 from bnrnn.report.runs import load_runs, trained_runs
+from bnrnn.training.cells import expand
 from bnrnn.training.results import Result, config_record
 from bnrnn.training.search import apply_trial
 
@@ -149,14 +150,18 @@ def test_a_run_without_the_override_of_its_column_is_in_no_panel(tmp_path):
 
 
 def test_a_run_with_a_deleted_key_is_not_stale(tmp_path):
-    arguments = ["experiment=cooijmans2016/table2", "budget=paper", "~optim.momentum"]
-    put(tmp_path, "cooijmans2016/table2", {"model": "lstm", "seed": "0"}, {"valid/bpc": 2.2})
+    key = "cooijmans2016/table1"
+    arguments = [f"experiment={key}", "budget=paper", "~optim.momentum"]
+    put(tmp_path, key, {"model": "lstm", "seed": "0"}, {"valid/accuracy": 0.2})
     path = next(tmp_path.rglob("result.json"))
     stored = json.loads(path.read_text())
     record = config_record(compose_config(*arguments, "model=lstm"))
     path.write_text(json.dumps(stored | {"overrides": {"model": "lstm", "~optim.momentum": ""}, "config": record}))
-    (run,) = load_runs("cooijmans2016/table2", tmp_path)
+    (run,) = load_runs(key, tmp_path)
     assert not run.stale
+    (cell,) = expand([*arguments, "model=lstm", "data=pmnist", "seed=0"])
+    assert cell.folder.name == "data=pmnist,model=lstm,seed=0,~optim.momentum"
+    assert "momentum" not in cell.cfg.optim
 
 
 def test_an_analysis_without_models_says_what_to_train(tmp_path):
