@@ -300,8 +300,7 @@ def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatc
     capsys.readouterr()
     caption.main([str(run), "--images", str(folder), "--weights", "any", *common])
     printed = capsys.readouterr().out.splitlines()
-    loaded = load_trained(run, str(coco))
-    model, data = loaded
+    model, data = load_trained(run, str(coco))
     names = json.loads((coco / "coco/prepared/index.json").read_text())["images"]
     rows = [n for n, name in enumerate(names) if name.startswith("train2014/")]
     expected = decode(model, torch.from_numpy(data.features[rows].astype(np.float32)), 3)
@@ -326,5 +325,5 @@ def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatc
     (folder / "broken.png").write_bytes(b"no image")
     with pytest.raises(BnrnnError, match=r"broken.png is no image that can be read"):
         caption.main([str(run), "--images", str(folder), "--weights", "any", *common])
-    with pytest.raises(BnrnnError, match=r"has no result.json: expected the folder of a finished run"):
+    with pytest.raises(BnrnnError, match=r"result.json is missing: expected the folder of a finished run"):
         caption.main([str(coco), "--features", str(coco / "own.npz")])
