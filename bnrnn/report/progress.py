@@ -17,7 +17,7 @@ from bnrnn.config import CONF
 from bnrnn.errors import BnrnnError
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.training.cells import Cell, expand
-from bnrnn.training.checkpoint import CHECKPOINT
+from bnrnn.training.checkpoint import CHECKPOINT, packed
 from bnrnn.training.device import choose_device
 from bnrnn.training.lock import is_being_trained
 from bnrnn.training.results import FILE, Result
@@ -135,7 +135,7 @@ def _run(cell: Cell, entry: Entry, known: list[Known]) -> Run:
     if (cell.folder / FILE).exists():
         result = Result.read(cell.folder / FILE)
         return Run(cell.title, result.status, result.updates, result.updates)
-    has_begun = any(cell.folder.glob(f"{CHECKPOINT}*"))  # a compressed one counts too
+    has_begun = any(path.exists() for path in (cell.folder / CHECKPOINT, packed(cell.folder / CHECKPOINT)))
     state = "running" if is_being_trained(cell.folder) else "begun" if has_begun else "left"
     done, seconds = last_record(cell.folder) if state != "left" else (0, 0.0)
     total = total_updates(cell, entry.experiment, known)
