@@ -49,22 +49,17 @@ def sweep(key: str) -> dict[str, list[str]]:
 
 
 def grid_of(overrides: Iterable[str]) -> dict[str, list[str]]:
-    """The values of each override, written as hydra writes them in the names of folders: 1e-2 is 0.01.
+    """The values of each override, as hydra writes them in a sweep's folders: 0.01 for 1e-2, ~key=null for ~key.
 
     As in hydra's own sweeper a later override replaces an earlier one, in its place.
     """
     grid = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         if not override.is_hydra_override():
-            swept, has_value = override.is_sweep_override(), "=" in str(override.input_line)
+            swept = override.is_sweep_override()
             values = override.sweep_string_iterator() if swept else [override.get_value_element_as_str()]
-            grid[override.get_key_element()] = list(values) if has_value else [""]
+            grid[override.get_key_element()] = list(values)
     return grid
-
-
-def written(key: str, value: str) -> str:
-    """An override as it is typed: key=value, or ~key alone, which deletes the key."""
-    return key if key.startswith("~") and not value else f"{key}={value}"
 
 
 @cache

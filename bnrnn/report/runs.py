@@ -13,7 +13,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bnrnn.config import compose_config, sweep, written
+from bnrnn.config import compose_config, sweep
 from bnrnn.data.base import model_sizes
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import READ, from_loss, sign
@@ -161,7 +161,8 @@ def is_stale(key: str, budget: str, result: Result) -> bool:
 
     So is one whose overrides the recipe no longer knows, because an option was renamed or removed.
     """
-    choices = [written(k, v) for k, v in result.overrides.items() if k != "seed"]
+    overrides = {k: v for k, v in result.overrides.items() if k != "seed"}
+    choices = [k if k.startswith("~") and not v else f"{k}={v}" for k, v in overrides.items()]
     try:
         recipe = _recipe(f"experiment={key}", f"budget={budget}", *choices).copy()
         if "seed" in result.overrides:

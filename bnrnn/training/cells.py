@@ -9,7 +9,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from bnrnn.config import CONF, compose_config, grid_of, sweep, written
+from bnrnn.config import CONF, compose_config, grid_of, sweep
 from bnrnn.errors import BnrnnError
 from bnrnn.training.search import apply_trial
 
@@ -69,6 +69,6 @@ def expand(arguments: list[str]) -> list[Cell]:
 
 def _cell(chosen: dict[str, str], parent: Path, unnamed: list[str]) -> Cell:
     named = {k: v for k, v in chosen.items() if k.lstrip("+") not in unnamed}
-    name = ",".join(sorted(written(k, v) for k, v in named.items()))  # hydra sorts the overrides, not their keys
+    name = ",".join(sorted(f"{k}={v}" for k, v in named.items()))  # hydra sorts the overrides, not their keys
     overrides = dict(sorted((k.lstrip("+"), v) for k, v in named.items()))
-    return Cell([written(k, v) for k, v in chosen.items()], overrides, parent.name, parent / name)
+    return Cell([f"{k}={v}" for k, v in chosen.items()], overrides, parent.name, parent / name)

@@ -160,7 +160,7 @@ def test_a_run_with_a_deleted_key_is_not_stale(tmp_path):
     (run,) = load_runs(key, tmp_path)
     assert not run.stale
     (cell,) = expand([*arguments, "model=lstm", "data=pmnist", "seed=0"])
-    assert cell.folder.name == "data=pmnist,model=lstm,seed=0,~optim.momentum"
+    assert cell.folder.name == "data=pmnist,model=lstm,seed=0,~optim.momentum=null"  # as in a multirun
     assert "momentum" not in cell.cfg.optim
 
 
