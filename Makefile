@@ -16,15 +16,13 @@ ARGS ?=
 OUT ?= $(if $(filter smoke,$(BUDGET)),outputs,results)
 RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) \
 	$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER),$(if $(filter-out 1,$(JOBS)),hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS))) $(ARGS)
-TABLE5 = mnist_lr mnist_decay mnist_hidden ptb ptb_lstm ptb_batch text8 text8_lstm reader reader_lstm
 key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 
-# A smoke run of an analysis looks at one batch of two short lengths.
-BRIEF = $(if $(filter smoke,$(BUDGET)),--lengths 100 200 --num-batches 1)
+# What a table or figure needs stands in experiments/<paper>/claims.yaml.
+RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
+ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-.PHONY: help setup quickstart test lint types check tables data bench campaign status sweep-gamma reproduce-fig1 reproduce-fig2 \
-	reproduce-fig3 reproduce-fig4 reproduce-fig5 reproduce-attention reproduce-fig6 reproduce-table5 reproduce-laurent2015-fig1 reproduce-laurent2015-fig2 reproduce-zhang2017-fig2 reproduce-zhang2017-fig3 \
-	plan-fig1 plan-fig2 plan-fig3 plan-fig4 plan-fig5 plan-attention plan-fig6 plan-table5 plan-laurent2015-fig1 plan-laurent2015-fig2 plan-zhang2017-fig2 plan-zhang2017-fig3
+.PHONY: help setup quickstart test lint types check tables data bench campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -76,59 +74,14 @@ campaign: setup  ## spend HOURS=3 on the runs that are worth most (conf/campaign
 status: setup  ## what of the campaign is finished, running and left, and how long the rest takes
 	@$(PYTHON) -m bnrnn.campaign status out_dir=$(OUT) $(ARGS)
 
-plan-%: setup  ## what a reproduce target would run and how long it takes here: plan-table2, plan-laurent2015-table2
-	$(PYTHON) -m bnrnn.plan experiment=$(key) $(RUN)
+plan-%: setup  ## what a reproduce target would run and how long it takes here: plan-table2, plan-laurent2015-fig2
+	@set -e; $(RECIPES); test -n "$$recipes" || echo "$(key) trains nothing: make reproduce-$* takes minutes on a CPU"; \
+	for recipe in $$recipes; do $(PYTHON) -m bnrnn.plan experiment=$$recipe $(RUN); done
 
-reproduce-%: setup  ## train all runs of a table and render it: reproduce-table1, reproduce-laurent2015-table2, ...
-	$(PYTHON) -m bnrnn.train experiment=$(key) $(RUN)
+reproduce-%: setup  ## train and compute all that a table or figure needs: reproduce-table1, reproduce-laurent2015-fig2
+	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) -m bnrnn.train experiment=$$recipe $(RUN); done
+	@set -e; $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(OUT); done
 	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py)
-	@$(PYTHON) scripts/make_tables.py --show $(key) --results $(OUT)
-
-reproduce-fig1: setup  ## gradients through a BN tanh RNN, and tanh' (minutes on a CPU)
-	$(PYTHON) experiments/cooijmans2016/fig1a.py --out-dir $(OUT) $(ARGS)
-	$(PYTHON) experiments/cooijmans2016/fig1b.py --out-dir $(OUT)
-
-reproduce-fig2: reproduce-table1  ## learning curves of Table 1's runs
-
-reproduce-fig3: reproduce-table2  ## character Penn Treebank: learning curves (3a), test by length of segments (3b)
-	$(PYTHON) experiments/cooijmans2016/fig3b.py --out-dir $(OUT) $(BRIEF)
-	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py)
-
-reproduce-fig5: reproduce-table2  ## population statistics over time, of Table 2's BN-LSTM
-	$(PYTHON) experiments/cooijmans2016/fig5.py --out-dir $(OUT)
-
-reproduce-fig6: reproduce-fig6_pmnist reproduce-fig6_ptb  ## the initial gamma, on permuted MNIST and Penn Treebank
-
-reproduce-table5: $(addprefix reproduce-table5_,$(TABLE5))  ## the searched values
-
-reproduce-laurent2015-fig1: reproduce-laurent2015-table1  ## learning curves of Table 1's speech models
-
-reproduce-laurent2015-fig2: reproduce-laurent2015-table2  ## learning curves of Table 2's word models
-
-reproduce-fig4: reproduce-fig4a reproduce-table4  ## questions about CNN passages, shortened (4a) and whole (4b)
-
-reproduce-fig4_small: reproduce-fig4_small_equal reproduce-fig4_small_fair  ## the same on bAbI and IE-ER, three ways
-
-reproduce-zhang2017-fig2: reproduce-zhang2017-table1  ## learning curves of Table 1's runs
-
-reproduce-zhang2017-fig3: reproduce-zhang2017-flickr8k  ## images with the captions of the three models
-	$(PYTHON) experiments/zhang2017/fig3.py --out-dir $(OUT)
-
-reproduce-attention: reproduce-fig4_small_fair  ## where the readers of bAbI look
-	$(PYTHON) experiments/cooijmans2016/attention.py --out-dir $(OUT)
-
-plan-fig2: plan-table1
-plan-fig4: plan-fig4a plan-table4
-plan-attention: plan-fig4_small_fair
-plan-fig4_small: plan-fig4_small_equal plan-fig4_small_fair
-plan-fig3 plan-fig5: plan-table2
-plan-fig6: plan-fig6_pmnist plan-fig6_ptb
-plan-table5: $(addprefix plan-table5_,$(TABLE5))
-plan-laurent2015-fig1: plan-laurent2015-table1
-plan-laurent2015-fig2: plan-laurent2015-table2
-plan-zhang2017-fig3: plan-zhang2017-flickr8k
-plan-zhang2017-fig2: plan-zhang2017-table1
-plan-fig1:
-	@echo "Fig. 1 trains nothing: make reproduce-fig1 takes minutes on a CPU"
+	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
 sweep-gamma: reproduce-fig6_pmnist  ## the initial gamma on permuted MNIST (Fig. 6), one run a gamma

@@ -1,6 +1,6 @@
 """Batch normalization in recurrent networks: layers, recipes and evidence."""
 
-from bnrnn.norm import batch_statistics, estimate_population_statistics
-from bnrnn.stack import LSTM, Stack
+from bnrnn.layers.norm import batch_statistics, estimate_population_statistics
+from bnrnn.layers.stack import LSTM, Stack
 
 __all__ = ["LSTM", "Stack", "batch_statistics", "estimate_population_statistics"]

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import State
-from bnrnn.norm import SequenceBatchNorm
+from bnrnn.layers.norm import SequenceBatchNorm
+from bnrnn.layers.stack import LSTM
 from bnrnn.scan import BACKENDS, backend, lstm_scan, set_backend
-from bnrnn.stack import LSTM
 
 NN_LSTM, NAIVE = "nn.LSTM", "naive"  # the variants that are no engine
 REPLICAS = 16

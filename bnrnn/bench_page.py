@@ -6,7 +6,7 @@ from typing import Any
 
 from bnrnn.bench import NAIVE, NN_LSTM
 from bnrnn.errors import BnrnnError
-from bnrnn.tables import NONE, markdown
+from bnrnn.report.markdown import NONE, markdown
 
 
 def ms(value: float) -> str:

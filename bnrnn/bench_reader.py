@@ -9,8 +9,8 @@ from hydra.utils import instantiate
 from torch import nn
 
 from bnrnn.bench import Plan, time_in_turn
-from bnrnn.data.cloze import Question
-from bnrnn.evidence import compose_config
+from bnrnn.config import compose_config
+from bnrnn.inputs import Question
 from bnrnn.metrics import cross_entropy
 
 T, QUICK_T, B, S, V = 150, 40, 40, 20, 5000  # steps of passages, batch, steps of questions, words

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from bnrnn.bench import NN_LSTM, Plan, time_in_turn
-from bnrnn.stack import LSTM
+from bnrnn.layers.stack import LSTM
 
 T, QUICK_T, B, F, H, NUM_LAYERS = 500, 60, 24, 123, 250, 5
 TARGET = 1.1  # BN over the plain stack, and over nn.LSTM on packed sequences

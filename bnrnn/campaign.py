@@ -27,15 +27,17 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from bnrnn import checkpoint
+from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, mendable, report_errors
-from bnrnn.evidence import ROOT
-from bnrnn.log import say
-from bnrnn.loop import Interrupted, Stop
-from bnrnn.plan import Cell
-from bnrnn.progress import LONG, Entry, load_entries, render
-from bnrnn.results import FILE
-from bnrnn.train import CHECKPOINT, Locked, is_being_trained, train
+from bnrnn.report.progress import LONG, Entry, load_entries, render
+from bnrnn.train import train
+from bnrnn.training import checkpoint
+from bnrnn.training.cells import Cell
+from bnrnn.training.checkpoint import CHECKPOINT
+from bnrnn.training.lock import Locked, is_being_trained
+from bnrnn.training.log import say
+from bnrnn.training.results import FILE
+from bnrnn.training.stop import Interrupted, Stop
 
 MENDABLE = (HydraException, OmegaConfBaseException)
 NICE = 19
@@ -83,7 +85,7 @@ def work(cells: list[Cell], failed: dict[Path, str]) -> None:
 
 @contextmanager
 def _stopping_at_once() -> Iterator[None]:
-    """SIGTERM and SIGINT raise Interrupted at once, except in training, which saves first (bnrnn.loop.Stop)."""
+    """SIGTERM and SIGINT raise Interrupted at once, except in training, which saves first (bnrnn.training.stop)."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Interrupted(f"{signal.Signals(number).name}: stopped between two updates or runs; nothing is lost")

@@ -1,14 +1,93 @@
-"""Masked losses and scores of logits against targets."""
+"""Every metric: the table of them, masked losses, scores of logits against targets, scores of captions.
+
+Scores of captions are those of pycocoevalcap, the evaluation of COCO captions; it comes with the extra `captions`.
+"""
 
 import math
+import re
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bnrnn.data.base import IGNORE
+from bnrnn.inputs import IGNORE
+
+TOKEN = re.compile(r"n't\b|'(?:s|re|ve|ll|d|m)\b|\w+?(?=n't\b)|\w+(?:[-/&]\w+)*(?:\.\w+)*|[^\w\s]")
+SIGNS = "&$%#+=*@/~<>"  # that count as words
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What `<split>/<name>` measures, and how people read it.
+
+    Args:
+        unit: of differences, after scaling.
+        scale: the factor of a number in a table.
+        better: 1 where more is better, -1 where less is.
+        from_loss: the metric as a function of a mean cross-entropy in nats, where it is one.
+    """
+
+    name: str
+    title: str
+    unit: str = ""
+    scale: int = 1
+    digits: int = 3
+    better: int = -1
+    from_loss: Callable[[float], float] | None = None
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", "accuracy", "points", scale=100, digits=1, better=1),
+        Metric("error", "error", "points", scale=100, digits=1),
+        Metric("bpc", "bits per character", "bits", from_loss=lambda nats: nats / math.log(2)),
+        Metric("ppl", "perplexity per word", digits=1, from_loss=lambda nats: math.exp(min(nats, 700.0))),
+        Metric("loss", "cross-entropy in nats", "nats"),
+        *(Metric(f"bleu{n}", f"BLEU-{n}", better=1) for n in range(1, 5)),
+        Metric("rouge_l", "ROUGE-L", better=1),
+        Metric("cider", "CIDEr", better=1),
+        Metric("meteor", "METEOR", better=1),
+    )
+}
+READ = ("ppl", "bpc", "error", "accuracy")  # what people read of a run: the first of these that it has
+SCORES = ("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider", "meteor")  # of captions
+
+
+def metric_of(key: str) -> Metric | None:
+    """The metric of `<split>/<name>`, also with `_<how it was measured>` at its end; None if it is not in the table."""
+    name = key.split("/")[-1]
+    return next((m for m in METRICS.values() if name == m.name or name.startswith(f"{m.name}_")), None)
+
+
+def in_words(metric: Metric) -> str:
+    """What a table says that its numbers are."""
+    return f"{metric.title} in %" if metric.scale == 100 else metric.title
+
+
+def sign(key: str) -> int:
+    """1 where more of `<split>/<metric>` is better, -1 where less is."""
+    metric = metric_of(key)
+    return metric.better if metric else -1
+
+
+def from_loss(name: str, loss: float) -> dict[str, float]:
+    """{name: value} where the metric is a function of the loss, else {}."""
+    function = METRICS[name].from_loss if name in METRICS else None
+    return {name: function(loss)} if function else {}
+
+
+def axis_title(key: str) -> str:
+    """What the axis of a figure calls `<split>/<metric>`. Curves of validation have the batch's statistics."""
+    metric, split = metric_of(key), key.split("/")[0]
+    if metric is None or split not in ("train", "valid"):
+        return key
+    return f"training {metric.title}" if split == "train" else f"validation {metric.title} (batch statistics)"
 
 
 def cross_entropy(logits: Float[Tensor, "T B V"], targets: Int[Tensor, "T B"]) -> Float[Tensor, ""]:
@@ -25,12 +104,6 @@ def error(logits: Float[Tensor, "T B V"], targets: Int[Tensor, "T B"]) -> Float[
 def scored_steps(targets: Int[Tensor, "T B"]) -> Float[Tensor, ""]:
     """Scored steps of a sequence, the mean over the batch."""
     return (targets != IGNORE).sum() / targets.shape[1]
-
-
-def from_loss(metric: str, loss: float) -> dict[str, float]:
-    """{metric: value} where it is a function of the loss: `bpc`, bits per character, or `ppl`, perplexity per word."""
-    functions = {"bpc": lambda nats: nats / math.log(2), "ppl": lambda nats: math.exp(min(nats, 700.0))}
-    return {metric: functions[metric](loss)} if metric in functions else {}
 
 
 @dataclass
@@ -59,9 +132,43 @@ class Scores:
         return {"loss": loss, "accuracy": accuracy, **error, **from_loss(metric, loss)}
 
 
-HIGHER_IS_BETTER = ("accuracy", "bleu", "rouge", "cider", "meteor")
+def has_java() -> bool:
+    """Whether METEOR, and the tokenizer that pycocoevalcap uses, can run: both are Java programs."""
+    return shutil.which("java") is not None
 
 
-def sign(metric: str) -> int:
-    """1 where more of `<split>/<metric>` is better, -1 where less is."""
-    return 1 if metric.split("/")[-1].startswith(HIGHER_IS_BETTER) else -1
+def score(candidates: list[str], references: list[list[str]]) -> dict[str, float]:
+    """BLEU-1 to 4, ROUGE-L, CIDEr, and METEOR if there is Java, of one caption an image against its references.
+
+    Without Java captions are cut into words by `tokenize`, which differs from pycocoevalcap's tokenizer in one of some
+    600 captions.
+    """
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.meteor.meteor import Meteor
+    from pycocoevalcap.rouge.rouge import Rouge
+
+    given, expected = _tokenized([[c] for c in candidates]), _tokenized(references)
+    bleu, _ = Bleu(4).compute_score(expected, given, verbose=0)
+    values = {f"bleu{n}": float(b) for n, b in enumerate(bleu, 1)}
+    values |= {"rouge_l": float(Rouge().compute_score(expected, given)[0])}
+    values |= {"cider": float(Cider().compute_score(expected, given)[0])}
+    if has_java():
+        meteor = Meteor()
+        values |= {"meteor": float(meteor.compute_score(expected, given)[0])}
+        meteor.meteor_p.communicate()  # ends the program and closes its pipes
+    return values
+
+
+def _tokenized(captions: list[list[str]]) -> dict[int, list[str]]:
+    if not has_java():
+        return {n: [tokenize(caption) for caption in of_image] for n, of_image in enumerate(captions)}
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    given: dict[int, Any] = {n: [{"caption": c} for c in of_image] for n, of_image in enumerate(captions)}
+    return PTBTokenizer().tokenize(given)
+
+
+def tokenize(caption: str) -> str:
+    """Lower-case words with blanks between, contractions apart, without punctuation, as the Penn Treebank's."""
+    return " ".join(w for w in TOKEN.findall(caption.lower()) if any(c.isalnum() for c in w) or w in SIGNS)

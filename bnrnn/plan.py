@@ -3,14 +3,12 @@
 python -m bnrnn.plan experiment=cooijmans2016/table2 budget=paper out_dir=results seed=0
 """
 
-import itertools
 import resource
 import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,55 +16,24 @@ from statistics import median
 from typing import Any
 
 import torch
-import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bnrnn import checkpoint
-from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.evidence import ROOT, compose_config, grid_of, sweep
-from bnrnn.log import RunLog
-from bnrnn.loop import Stop, Trainer, TrainState, outputs
-from bnrnn.norm import batch_statistics, estimated_together, has_batch_norm
-from bnrnn.results import FILE, Result, check_same_config, config_record
-from bnrnn.search import apply_trial
-from bnrnn.tables import NONE, markdown
-from bnrnn.train import CHECKPOINT, build
+from bnrnn.errors import report_errors
+from bnrnn.layers.norm import batch_statistics, estimated_together, has_batch_norm
+from bnrnn.report.markdown import NONE, markdown
+from bnrnn.train import build
+from bnrnn.training import checkpoint
+from bnrnn.training.cells import Cell, expand
+from bnrnn.training.checkpoint import CHECKPOINT
+from bnrnn.training.log import RunLog
+from bnrnn.training.loop import Trainer, TrainState, outputs
+from bnrnn.training.results import FILE, Result, check_same_config, config_record
+from bnrnn.training.stop import Stop
 
 NUM_UPDATES = 4  # the first of which is not counted
-
-
-@dataclass
-class Cell:
-    """One cell of a sweep.
-
-    Args:
-        choices: all of its overrides, from which its configuration is composed.
-        overrides: those of them that name its folder and stand in its result.
-        folder: where its run is or will be.
-        done: updates made so far, where `cells` has looked.
-        state: finished, diverged, begun or to do, where `cells` has looked.
-    """
-
-    choices: list[str]
-    overrides: dict[str, str]
-    folder: Path
-    done: int = 0
-    state: str = "to do"
-
-    @cached_property
-    def cfg(self) -> DictConfig:
-        """Its configuration, composed when it is first needed: that takes a good part of a second."""
-        return apply_trial(compose_config(*self.choices))
-
-    @property
-    def title(self) -> str:
-        """What people call it: its experiment and its overrides."""
-        experiment = next(c.split("=", 1)[1] for c in self.choices if c.startswith("experiment="))
-        return " ".join([experiment, *(f"{k}={v}" for k, v in self.overrides.items())])
 
 
 @dataclass
@@ -94,34 +61,6 @@ def cells(arguments: list[str]) -> list[Cell]:
         elif (saved := checkpoint.load(cell.folder / CHECKPOINT)) is not None:
             cell.done, cell.state = saved["state"]["update"], "begun"
     return found
-
-
-def expand(arguments: list[str]) -> list[Cell]:
-    """Every cell that these overrides of `python -m bnrnn.train` would run, in hydra's order.
-
-    No configuration is composed, so that a long list of sweeps takes no time.
-    """
-    key = next((a.split("=", 1)[1] for a in arguments if a.startswith("experiment=")), None)
-    if key is None:
-        raise BnrnnError("a plan needs experiment=<paper>/<table>")
-    grid = grid_of([f"{k}={','.join(values)}" for k, values in sweep(key).items()] + arguments)
-    overrides = [o for o in OverridesParser.create().parse_overrides(arguments) if not o.is_hydra_override()]
-
-    root = yaml.safe_load((ROOT / "conf" / "train.yaml").read_text())
-    unnamed = root["hydra"]["job"]["config"]["override_dirname"]["exclude_keys"]
-    given = {"out_dir": root["out_dir"], "budget": next(d["budget"] for d in root["defaults"] if "budget" in d)}
-    given |= {o.key_or_group: str(o.value()) for o in overrides}
-    parent = Path(given["out_dir"], key, given["budget"])
-    return [
-        _cell(dict(zip(grid, values, strict=True)), parent, unnamed) for values in itertools.product(*grid.values())
-    ]
-
-
-def _cell(chosen: dict[str, str], parent: Path, unnamed: list[str]) -> Cell:
-    named = {k: v for k, v in chosen.items() if k.lstrip("+") not in unnamed}
-    name = ",".join(sorted(f"{k}={v}" for k, v in named.items()))  # hydra sorts the overrides, not their keys
-    overrides = dict(sorted((k.lstrip("+"), v) for k, v in named.items()))
-    return Cell([f"{k}={v}" for k, v in chosen.items()], overrides, parent / name)
 
 
 def measure(record: dict[str, Any]) -> Cost:

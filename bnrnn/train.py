@@ -3,13 +3,9 @@
 python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 """
 
-import ctypes
-import fcntl
 import os
-import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +18,34 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
-from bnrnn import checkpoint
+from bnrnn.config import without_labels
 from bnrnn.data.base import SequenceData, model_sizes
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.layers.base import RecurrentLayer
-from bnrnn.log import RunLog, say, start_wandb
-from bnrnn.loop import Stop, Trainer, TrainState
-from bnrnn.norm import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
-from bnrnn.results import FILE, Result, check_same_config, config_hash, config_record, environment, git_commit
+from bnrnn.layers.norm import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
 from bnrnn.scan import ENGINES, set_backend
-from bnrnn.search import apply_trial
-
-CHECKPOINT = "checkpoint.pt"
-LOCK = "run.lock"
-
-
-class Locked(BnrnnError):
-    """Another process is training the run."""
+from bnrnn.training import checkpoint
+from bnrnn.training.checkpoint import CHECKPOINT
+from bnrnn.training.device import choose_device, keep_heap, set_precision
+from bnrnn.training.lock import locked
+from bnrnn.training.log import RunLog, say, start_wandb
+from bnrnn.training.loop import Trainer, TrainState
+from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit
+from bnrnn.training.search import apply_trial
+from bnrnn.training.stop import Stop
 
 
 def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = None, title: str = "") -> Result:
-    """Train one cell in `run_dir`, or go on where it stopped, or return the result that is already there.
+    """Train one cell in `run_dir`, resume it where it stopped, or return the result that is already there.
 
-    Raises BnrnnError for bad input, Locked if another process is training it, and bnrnn.loop.Interrupted after SIGTERM
-    or SIGINT, with everything saved.
+    Raises BnrnnError for bad input, Locked if another process is training it, and Interrupted (bnrnn.training.stop)
+    after SIGTERM or SIGINT, with everything saved.
     """
     cfg = apply_trial(cfg)
     record = config_record(cfg)
     if not (run_dir / FILE).exists():
         run_dir.mkdir(parents=True, exist_ok=True)
-        with _locked(run_dir):
+        with locked(run_dir):
             if not (run_dir / FILE).exists():  # another process may have finished the run before we got the lock
                 return _train(cfg, record, run_dir, overrides or {}, title)
     result = Result.read(run_dir / FILE)
@@ -103,7 +97,6 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
             commits=state.commits,
             environment=where,
             data=data.description,
-            config_hash=config_hash(record),
             config=record,
         )
         log.finish(result.status, metrics)
@@ -176,65 +169,10 @@ def with_lengths(cfg: DictConfig, data: SequenceData) -> DictConfig:
     return cfg
 
 
-def keep_heap() -> None:
-    """Let glibc keep freed memory: giving it back after every update costs a third of an update in page faults."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(-4, 0)  # M_MMAP_MAX: large blocks from the heap too
-        mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink it
-
-
-def set_precision(name: str, device: torch.device) -> None:
-    """Precision of matrix products; everything else stays in float32. bfloat16 is for the loop's autocast."""
-    if name not in ("float32", "tf32", "bfloat16"):
-        raise BnrnnError(f"precision={name} is unknown: use float32, tf32 or bfloat16")
-    if name == "tf32" and device.type != "cuda":
-        raise BnrnnError(f"precision=tf32 needs a GPU, and the device is {device}: use float32 or bfloat16")
-    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of a run: auto takes the GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise BnrnnError(f"device={name} asks for a GPU and torch {torch.__version__} sees none: use device=cpu")
-    if name.split(":")[0] not in ("cpu", "cuda"):
-        raise BnrnnError(f"device={name} is unknown: use auto, cpu or cuda")
-    return torch.device(name)
-
-
-@contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    """Keep a second process out of the same cell; a killed process leaves no lock behind.
-
-    A process that only asks whether the lock is held (`is_being_trained`) has it for an instant, so one failure is not
-    enough.
-    """
-    with (run_dir / LOCK).open("w") as file:
-        for attempt in range(5):
-            if attempt > 0:
-                time.sleep(0.05)
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-        else:
-            raise Locked(f"{run_dir} is being trained by another process: wait for it or stop it")
-        yield
-
-
-def is_being_trained(run_dir: Path) -> bool:
-    """Whether a process holds the lock of the run. The question creates no file, and two that ask do not collide."""
-    try:
-        file = (run_dir / LOCK).open("rb")
-    except FileNotFoundError:
-        return False
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+def named_overrides(overrides: Iterable[str]) -> list[tuple[str, str]]:
+    """Key and value of each override, in the order of the keys; one that deletes has the key ~key and no value."""
+    pairs = (override.lstrip("+").partition("=") for override in overrides)
+    return sorted((key, value) for key, _, value in pairs)
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="train")
@@ -242,11 +180,10 @@ def main(cfg: DictConfig) -> None:
     """One cell, as hydra runs it."""
     job = HydraConfig.get()
     excluded = job.job.config.override_dirname.exclude_keys
-    pairs = (override.lstrip("+").split("=", 1) for override in job.overrides.task)
-    overrides = {key: value for key, value in sorted(pairs) if key not in excluded}
+    overrides = {key: value for key, value in named_overrides(job.overrides.task) if key not in excluded}
     total = os.environ.get("BNRNN_CELLS")
     title = f"[cell {job.job.num + 1} of {total}]" if total and not OmegaConf.is_missing(job.job, "num") else ""
-    train(cfg, Path(job.runtime.output_dir), overrides, title)
+    train(without_labels(cfg), Path(job.runtime.output_dir), overrides, title)
 
 
 def cli() -> None:

@@ -20,11 +20,12 @@ from bnrnn.bench_page import render, render_file
 from bnrnn.bench_reader import reader_cost
 from bnrnn.bench_rhn import rhn_cost
 from bnrnn.bench_speech import speech_cost
+from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.evidence import ROOT
-from bnrnn.results import environment, git_commit, write_json
+from bnrnn.files import write_json
 from bnrnn.scan import set_backend
-from bnrnn.train import choose_device, keep_heap
+from bnrnn.training.device import choose_device, keep_heap
+from bnrnn.training.results import environment, git_commit
 
 
 def measure(shapes: dict[str, Shape], plan: Plan, device: torch.device, precision: str) -> dict[str, Any]:

@@ -11,21 +11,19 @@ another network are read from arrays `file_name` (N) and `features` (N, F).
 import os
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bnrnn import plots
-from bnrnn.captions import decode
-from bnrnn.data.captions import BEAM_SIZE, CaptionData
-from bnrnn.data.flickr8k import load_features
+from bnrnn.data.captions import CaptionData, load_features
 from bnrnn.data.image_features import batches, inception_v3, thumbnail
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.evidence import Run, load_trained
-from bnrnn.results import FILE, Result, write_json
+from bnrnn.files import write_json
+from bnrnn.models.decoding import BEAM_SIZE, decode
+from bnrnn.report import plots
+from bnrnn.report.runs import load_trained
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -56,13 +54,9 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if (args.images is None) == (args.features is None):
         raise BnrnnError("give either --images or --features")
-    if not (args.run / FILE).exists():
-        raise BnrnnError(f"{args.run} has no {FILE}: expected the folder of a finished run")
-    result = Result.read(args.run / FILE)
-    loaded: Any = load_trained(Run(args.run, result.overrides, args.run.parent.name, result, [], False), args.data_dir)
-    model, data = loaded
+    model, data = load_trained(args.run, args.data_dir)
     if not isinstance(data, CaptionData):
-        raise BnrnnError(f"{args.run} is no captioner: it was trained on {result.data}")
+        raise BnrnnError(f"{args.run} is not a captioner: it was trained on {data.description}")
     if args.images is not None:
         paths, features = features_of(args.images, args.weights)
         names = [path.name for path in paths]

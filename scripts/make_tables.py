@@ -13,16 +13,18 @@ from pathlib import Path
 
 from hydra.errors import HydraException
 
-from bnrnn import plots
 from bnrnn.bench_page import render_file
-from bnrnn.claims_page import render as render_claims
-from bnrnn.claims_page import render_short as render_claims_short
+from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.evidence import ROOT, claim_keys, load_analysis, load_claim, load_runs, run_files
-from bnrnn.progress import hours_missing
-from bnrnn.rule_history import has_history
-from bnrnn.tables import render, render_short, render_summary
-from bnrnn.verdicts import Claim, load_claims
+from bnrnn.report import plots
+from bnrnn.report.claims import claim_keys, load_analysis, load_claim
+from bnrnn.report.claims_page import render as render_claims
+from bnrnn.report.claims_page import render_short as render_claims_short
+from bnrnn.report.progress import hours_missing
+from bnrnn.report.rule_history import has_history
+from bnrnn.report.runs import load_runs, run_files
+from bnrnn.report.tables import render, render_short, render_summary
+from bnrnn.report.verdicts import Claim, load_claims
 
 RESULTS = ROOT / "results"
 BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -12,11 +12,11 @@ from bnrnn import bench, bench_reader, bench_rhn, bench_speech
 from bnrnn.bench import NAIVE, NN_LSTM, NaiveLSTM, Plan, Shape, judge, judge_times
 from bnrnn.bench_page import render
 from bnrnn.bench_rhn import NaiveBNRHN
+from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
-from bnrnn.evidence import ROOT
 from bnrnn.layers.bn_rhn import BNRHN
+from bnrnn.layers.stack import LSTM
 from bnrnn.scan import backend, set_backend
-from bnrnn.stack import LSTM
 from scripts.bench import main
 from tests.helpers import assert_near
 

@@ -14,12 +14,14 @@ import yaml
 
 from bnrnn import campaign
 from bnrnn.campaign import Options, in_order, parse, run_campaign, work
+from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
-from bnrnn.evidence import ROOT
-from bnrnn.log import read_jsonl
-from bnrnn.progress import FIELDS, load_entries, render
-from bnrnn.results import Result
-from bnrnn.train import CHECKPOINT, LOCK, is_being_trained, train
+from bnrnn.report.progress import FIELDS, load_entries, render
+from bnrnn.train import train
+from bnrnn.training.checkpoint import CHECKPOINT
+from bnrnn.training.lock import LOCK, is_being_trained
+from bnrnn.training.log import read_jsonl
+from bnrnn.training.results import Result
 from tests.test_conf import EXPERIMENTS
 from tests.test_train import interrupt_at, without_time
 

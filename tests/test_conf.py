@@ -1,11 +1,17 @@
+import re
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
 from hydra.utils import instantiate
 
+from bnrnn.config import ROOT, compose_config, grid_of, label, sweep, targets, with_present_paths
 from bnrnn.data.mnist import SequentialMNIST
-from bnrnn.evidence import ROOT, claim_keys, compose_config, grid_of, load_claim, sweep
-from bnrnn.norm import has_batch_norm
-from bnrnn.search import apply_trial
+from bnrnn.errors import BnrnnError
+from bnrnn.layers.norm import has_batch_norm
+from bnrnn.report.claims import claim_keys, load_claim, needed
+from bnrnn.training.search import apply_trial
 
 CONF = ROOT / "conf"
 
@@ -154,3 +160,41 @@ def test_the_slurm_launchers_are_ready(launcher):
     assert cfg._target_.endswith("SlurmLauncher")
     if launcher == "slurm":
         assert cfg.max_num_timeout > 0 and cfg.gpus_per_node == 1
+
+
+@pytest.mark.parametrize("group", ["model", "data", "setting"])
+def test_every_option_has_a_label_which_is_no_part_of_the_configuration(group):
+    paths = [path for path in (CONF / group).rglob("*.yaml") if not path.stem.startswith("_")]
+    names = [str(path.relative_to(CONF / group).with_suffix("")) for path in paths]
+    assert not [name for name in names if label(group, name) == name and name != "text8"]
+    assert label(group, "unheard_of") == "unheard_of"
+    overrides = {"setting": ["experiment=laurent2015/table2", "setting=large"]}.get(group, ["model=bn_lstm"])
+    assert "label" not in str(compose_config(*overrides))
+
+
+def test_a_name_in_the_configurations_stands_for_one_class_alone():
+    texts = [path.read_text() for path in CONF.rglob("*.yaml")]
+    paths = {path for text in texts for path in re.findall(r"_target_: *(bnrnn\.[\w.]+)", text)}
+    assert len(targets()) == len(paths) > 20
+    stored = {"_target_": "bnrnn.old.place.BNLSTM", "layers": [{"_target_": "bnrnn.gone.Gone", "size": 3}]}
+    assert with_present_paths(stored) == {
+        "_target_": "bnrnn.layers.bn_lstm.BNLSTM", "layers": [{"_target_": "bnrnn.gone.Gone", "size": 3}],
+    }  # fmt: skip
+
+
+def test_what_a_figure_needs():
+    assert needed("cooijmans2016/fig3") == (["cooijmans2016/table2"], [Path("experiments/cooijmans2016/fig3b.py")])
+    assert needed("laurent2015/fig1") == (["laurent2015/table1"], [])
+    assert needed("cooijmans2016/fig1")[0] == [] and len(needed("cooijmans2016/fig1")[1]) == 2
+    assert needed("cooijmans2016/table1") == (["cooijmans2016/table1"], [])
+    with pytest.raises(BnrnnError, match="has no entry 'fig99'"):
+        needed("cooijmans2016/fig99")
+    with pytest.raises(BnrnnError, match="nobody2000/table1 is unknown"):
+        needed("nobody2000/table1")
+
+
+def test_the_parts_of_a_figure_are_entries():
+    for path in (ROOT / "experiments").glob("*/claims.yaml"):
+        for name in yaml.safe_load(path.read_text())["needs"]:
+            recipes, analyses = needed(f"{path.parent.name}/{name}")
+            assert all(sweep(recipe) for recipe in recipes) and all((ROOT / a).exists() for a in analyses)

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from hydra.utils import instantiate
 from torch import nn
 
-from bnrnn.data.base import IGNORE, Batch
-from bnrnn.evidence import ROOT, compose_config, load_analysis
+from bnrnn.config import ROOT, compose_config
+from bnrnn.inputs import IGNORE, Batch
+from bnrnn.report.claims import load_analysis
 
 fig1a = load_analysis("cooijmans2016/fig1a")
 fig1b = load_analysis("cooijmans2016/fig1b")

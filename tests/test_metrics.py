@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from bnrnn.data.base import IGNORE
-from bnrnn.metrics import Scores, cross_entropy
+from bnrnn.inputs import IGNORE
+from bnrnn.metrics import Scores, axis_title, cross_entropy, from_loss, metric_of, sign
 
 
 def test_only_scored_steps_count():
@@ -22,3 +22,13 @@ def test_only_scored_steps_count():
 
 def test_nothing_scored_is_nan():
     assert all(math.isnan(v) for v in Scores().means().values())
+
+
+def test_the_table_of_metrics_knows_what_is_measured_however_it_was():
+    assert sign("valid/accuracy_batch_statistics") == sign("test/rouge_l") == sign("test/bleu4_beam3") == 1
+    assert sign("train/loss") == sign("test/ppl_shared_statistics") == sign("train/grad_norm") == -1
+    assert metric_of("test/rouge_l_beam3").title == "ROUGE-L" and metric_of("seconds") is None
+    assert from_loss("bpc", math.log(2)) == {"bpc": 1.0} and from_loss("accuracy", 1.0) == {}
+    assert axis_title("train/loss") == "training cross-entropy in nats"
+    assert axis_title("valid/bpc") == "validation bits per character (batch statistics)"
+    assert axis_title("seconds") == "seconds"

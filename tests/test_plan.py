@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from bnrnn import plan
+from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError
-from bnrnn.evidence import compose_config
 from bnrnn.train import train
 from tests.test_train import interrupt_at
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from bnrnn.evidence import ROOT, claim_keys, compose_config
+from bnrnn.config import ROOT, compose_config
+from bnrnn.report.claims import needed
 
 README = (ROOT / "README.md").read_text()
 CODE = [
@@ -21,8 +22,11 @@ PATHS = re.findall(r"`((?:bnrnn|conf|experiments|results|scripts|tests|docs)/[\w
 def test_every_make_command_has_a_target_and_its_recipes_exist(command):
     run = subprocess.run(["make", "--dry-run", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    for key in re.findall(r"experiment=(\S+)", run.stdout):
-        assert key in claim_keys() or key == "quickstart"
+    for key in re.findall(r"needs.py recipes (\S+?)\)", run.stdout):
+        recipes, analyses = needed(key)
+        assert recipes or analyses
+        assert all((ROOT / "conf" / "experiment" / f"{recipe}.yaml").exists() for recipe in recipes)
+        assert all((ROOT / analysis).exists() for analysis in analyses)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if "-m bnrnn.train" in c])

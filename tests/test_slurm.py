@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bnrnn.evidence import ROOT
-from bnrnn.results import Result
+from bnrnn.config import ROOT
+from bnrnn.training.results import Result
 
 SBATCH = r"""#!/usr/bin/env bash
 # Starts every task of a job array at once, as a cluster with room would.

@@ -2,45 +2,16 @@
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
-from torch import Tensor, nn
+from jaxtyping import Int, UInt8
+from torch import Tensor
 
-IGNORE = -100  # target of a step that is not scored
+from bnrnn.inputs import Batch, References
+
 POOL = 12  # batches whose sequences are sorted by length together, as in the rc_data_iter.py of Cooijmans et al. 2016
-
-
-class Batch(NamedTuple):
-    """Time-major inputs, and the class to predict at each step, IGNORE where nothing is scored.
-
-    Targets may have fewer steps than the inputs: those at the end of the sequences, the only ones that are scored.
-    Inputs are features (T, B, I), or ids (T, B), or whatever else the data's model reads: a tuple of tensors and plain
-    values. `carried`: the sequences go on where those of the batch before ended. `t_start`: how many of their steps
-    have been before, as far as population statistics per time step are concerned.
-    """
-
-    inputs: Float[Tensor, "T B I"] | Int[Tensor, "T B"] | Any
-    targets: Int[Tensor, "S B"]
-    carried: bool = False
-    t_start: int = 0
-
-    def to(self, device: torch.device) -> "Batch":
-        def moved(x: Any) -> Any:
-            return x.to(device, non_blocking=True) if isinstance(x, Tensor) else x
-
-        plain = isinstance(self.inputs, Tensor)
-        inputs = moved(self.inputs) if plain else type(self.inputs)(*(moved(x) for x in self.inputs))
-        return self._replace(inputs=inputs, targets=moved(self.targets))
-
-
-class Padded(NamedTuple):
-    """Sequences of different lengths, and what those are."""
-
-    x: Float[Tensor, "T B I"]
-    lengths: list[int]
 
 
 @runtime_checkable
@@ -68,8 +39,8 @@ class SequenceData(Protocol):
         """Other ways to measure the test split, by name: number of batches, and the batches."""
         ...
 
-    def generated_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Scores of what the model generates for the test split, by name."""
+    def references(self, split: str) -> References | None:
+        """What captions generated for a split are scored against; None where nothing is generated."""
         ...
 
 
@@ -107,8 +78,8 @@ class DataDefaults:
     def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
         return {}
 
-    def generated_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        return {}
+    def references(self, split: str) -> References | None:
+        return None
 
 
 class PixelSequences(DataDefaults):

@@ -1,23 +1,27 @@
 """Images, as features of a fixed network, with several captions each: batches for a captioner."""
 
+import hashlib
+import json
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bnrnn.data.base import IGNORE, Batch, DataDefaults
+from bnrnn.data.base import DataDefaults
 from bnrnn.errors import BnrnnError
+from bnrnn.inputs import END, IGNORE, START, Batch, Captioned, References
 
 SPECIAL = ("<start>", "<end>", "<unk>")  # ids 0 to 2
-START, END, UNK = range(3)
-BEAM_SIZE = 3  # im2txt's
+UNK = 2  # START and END are 0 and 1
 
 
 class Image(NamedTuple):
@@ -26,14 +30,6 @@ class Image(NamedTuple):
     name: str
     row: int
     captions: list[str]
-
-
-class Captioned(NamedTuple):
-    """What a captioner reads: features, and words from START on, padded with END."""
-
-    features: Float[Tensor, "B F"]
-    words: Int[Tensor, "T B"]
-    lengths: list[int]
 
 
 def words_of(caption: str) -> list[str]:
@@ -106,17 +102,9 @@ class CaptionData(DataDefaults):
         targets = pad_sequence([torch.tensor([*ids, END]) for _, ids in chosen], padding_value=IGNORE)
         return Batch(Captioned(features, words, [1 + len(ids) for _, ids in chosen]), targets)
 
-    def generated_scores(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Scores of greedy captions of the test images, and of those of a beam (`..._beam3`)."""
-        from bnrnn.captions import decode, score  # they know of captioners, which know of this module
-
-        references = [image.captions for image in self.images["test"]]
-        scores = {}
-        for beam_size, suffix in ((1, ""), (BEAM_SIZE, f"_beam{BEAM_SIZE}")):
-            found = decode(model, self.features_of("test").to(device), beam_size)
-            values = score([self.spell(caption.ids) for caption in found], references)
-            scores |= {f"{name}{suffix}": value for name, value in values.items()}
-        return scores
+    def references(self, split: str) -> References:
+        """Features and captions of the images of a split."""
+        return References(self.features_of(split), [image.captions for image in self.images[split]], self.spell)
 
     def features_of(self, split: str) -> Float[Tensor, "N F"]:
         """Features of the images of a split, in their order."""
@@ -130,3 +118,48 @@ class CaptionData(DataDefaults):
                 break
             words.append(self.vocabulary[i])
         return " ".join(words)
+
+
+def load_annotations(path: Path) -> dict[str, list[str]]:
+    """Captions by the file name of an image."""
+    try:
+        content = json.loads(path.read_text())
+        names = {image["id"]: image["file_name"] for image in content["images"]}
+        found: dict[str, list[str]] = {}
+        for annotation in content["annotations"]:
+            found.setdefault(names[annotation["image_id"]], []).append(annotation["caption"].strip())
+    except (ValueError, LookupError, TypeError) as error:
+        raise BnrnnError(f"{path} is no file of COCO captions: {error!r}") from error
+    return found
+
+
+def load_features(path: Path) -> tuple[list[str], Float[np.ndarray, "N F"]]:
+    """Names of images, and their features."""
+    try:
+        with np.load(path) as arrays:
+            names, features = arrays["file_name"], arrays["features"]
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise BnrnnError(f"{path} is no file of features ({error}): expected arrays file_name and features") from error
+    if features.ndim != 2 or names.shape != (len(features),):
+        raise BnrnnError(f"{path} has features of shape {features.shape} for {len(names)} names, expected (N, F)")
+    if not np.isfinite(features).all():
+        bad = names[~np.isfinite(features).all(1)][0]
+        raise BnrnnError(f"{path}: the features of {bad} are not finite numbers")
+    return names.tolist(), features
+
+
+def pair(captions: dict[str, list[str]], names: list[str], text: str, features: str) -> list[Image]:
+    """The images that have features and captions. Raises BnrnnError for one that has only one of them."""
+    for these, those, what, where in ((captions, names, "features", features), (names, captions, "captions", text)):
+        lacking = sorted(set(these).difference(those))
+        if lacking:
+            raise BnrnnError(f"{lacking[0]}, one of {len(lacking)}, has no {what} in {where}")
+    return [Image(name, row, captions[name]) for row, name in enumerate(names)]
+
+
+def divide(images: Sequence[Image], shares: tuple[float, float, float]) -> dict[str, list[Image]]:
+    """Train, valid and test, in the order of the SHA-256 of the images' names."""
+    ordered = sorted(images, key=lambda image: hashlib.sha256(image.name.encode()).digest())
+    first = round(shares[0] * len(ordered))
+    second = first + round(shares[1] * len(ordered))
+    return {"train": ordered[:first], "valid": ordered[first:second], "test": ordered[second:]}

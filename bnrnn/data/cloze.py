@@ -10,8 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bnrnn.data.base import Batch, DataDefaults, by_length
+from bnrnn.data.base import DataDefaults, by_length
 from bnrnn.errors import BnrnnError
+from bnrnn.inputs import Batch, Question
 
 SPECIAL = ("<nil>", "<eos>", "<unk>", "<num>")  # ids 0 to 3
 NIL, UNK, NUM = 0, 2, 3
@@ -21,16 +22,6 @@ CLOSING = frozenset(("''", '"', "'", ")"))
 STOP_WORDS = """a an and are as at be been but by for from had has have he her his how i in is it its not of on or 's
 said she that the their they this to was were what when where which who will with would you @placeholder"""
 STOPS = frozenset(STOP_WORDS.split())
-
-
-class Question(NamedTuple):
-    """What an attentive reader reads: ids, padded at the end with NIL, and what the answer may be chosen from."""
-
-    passage: Int[Tensor, "T B"]
-    passage_lengths: list[int]
-    question: Int[Tensor, "S B"]
-    question_lengths: list[int]
-    candidates: Int[Tensor, "C B"]  # entities of the passage; a column with fewer than C repeats its first
 
 
 class Split(NamedTuple):

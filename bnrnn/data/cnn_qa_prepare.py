@@ -33,6 +33,7 @@ from bnrnn.data.base import sha256
 from bnrnn.data.cloze import NUM, SPECIAL, UNK, Text, is_number, most_relevant
 from bnrnn.data.cnn_qa import VARIANTS, array_name, digest, read_index
 from bnrnn.errors import BnrnnError
+from bnrnn.files import atomic_write, write_json
 
 SPLITS = {"train": "training", "valid": "validation", "test": "test"}  # ours, and their folders
 SHARD = 2000  # files that are read in one go, and lost if it is interrupted
@@ -162,8 +163,9 @@ def _read_shard(path: Path, names: list[str]) -> list[str]:
         answers=np.array(answers, np.int32),
         kept=np.array(kept, bool),
     )
-    _write(path, content.getbuffer())
-    _write(about, json.dumps({"names": names_digest, "skipped": skipped}).encode())
+    with atomic_write(path) as file:
+        file.write(content.getbuffer())
+    write_json(about, {"names": names_digest, "skipped": skipped})
     return skipped
 
 
@@ -205,7 +207,7 @@ def _merge(paths: list[Path], folder: Path) -> None:
     share = sizes["valid", "answered"] / max(1, sizes["valid", "n"])
     about: dict[str, Any] = {"num_entities": len(entities), "num_words": len(words), "answered": round(share, 4)}
     about["sha256"] = {str(p.relative_to(partial)): digest(p) for p in files}
-    _write(partial / "index.json", json.dumps(about, indent=1).encode())
+    write_json(partial / "index.json", about)
     shutil.rmtree(folder / "prepared", ignore_errors=True)
     os.replace(partial, folder / "prepared")
     (folder / "skipped.txt").unlink()
@@ -256,9 +258,3 @@ def _load(path: Path) -> Shard:
     with np.load(path) as arrays:
         words = arrays["words"].tobytes().decode().split("\n")
         return Shard(words, *(arrays[name] for name in Shard._fields[1:]))
-
-
-def _write(path: Path, content: Any) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)

@@ -5,9 +5,7 @@ from typing import Any
 
 import torch
 
-from bnrnn.data.captions import CaptionData, Image
-from bnrnn.data.coco_mini import load_annotations
-from bnrnn.data.flickr8k import divide
+from bnrnn.data.captions import CaptionData, Image, divide, load_annotations
 from bnrnn.data.image_features import extract, inception_v3, load_extracted
 from bnrnn.errors import BnrnnError
 

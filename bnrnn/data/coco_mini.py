@@ -1,12 +1,10 @@
 """A few images of COCO (Lin et al. 2014), for machines without the others: captions and features made beforehand."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 
-from bnrnn.data.captions import CaptionData
-from bnrnn.data.flickr8k import divide, load_features, pair
+from bnrnn.data.captions import CaptionData, divide, load_annotations, load_features, pair
 from bnrnn.errors import BnrnnError
 
 
@@ -29,16 +27,3 @@ class CocoMini(CaptionData):
         features = np.concatenate([values for _, values in loaded])
         name = f"COCO, {len(images):,} of its images, {features.shape[1]} features"
         super().__init__(divide(images, (0.8, 0.1, 0.1)), features, name, least_count, vocabulary_size)
-
-
-def load_annotations(path: Path) -> dict[str, list[str]]:
-    """Captions by the file name of an image."""
-    try:
-        content = json.loads(path.read_text())
-        names = {image["id"]: image["file_name"] for image in content["images"]}
-        found: dict[str, list[str]] = {}
-        for annotation in content["annotations"]:
-            found.setdefault(names[annotation["image_id"]], []).append(annotation["caption"].strip())
-    except (ValueError, LookupError, TypeError) as error:
-        raise BnrnnError(f"{path} is no file of COCO captions: {error!r}") from error
-    return found

@@ -1,15 +1,9 @@
 """Flickr8k (Hodosh et al. 2013), or a part of it: five captions an image, and features made beforehand."""
 
 import csv
-import hashlib
-import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Float
-
-from bnrnn.data.captions import CaptionData, Image
+from bnrnn.data.captions import CaptionData, divide, load_features, pair
 from bnrnn.errors import BnrnnError
 
 
@@ -40,38 +34,6 @@ def load_captions(path: Path) -> dict[str, list[str]]:
                 raise BnrnnError(f"{path}, line {n}: expected image,caption, found {','.join(row)!r}")
             found.setdefault(row[0], []).append(row[1].strip())
     return found
-
-
-def load_features(path: Path) -> tuple[list[str], Float[np.ndarray, "N F"]]:
-    """Names of images, and their features."""
-    try:
-        with np.load(path) as arrays:
-            names, features = arrays["file_name"], arrays["features"]
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise BnrnnError(f"{path} is no file of features ({error}): expected arrays file_name and features") from error
-    if features.ndim != 2 or names.shape != (len(features),):
-        raise BnrnnError(f"{path} has features of shape {features.shape} for {len(names)} names, expected (N, F)")
-    if not np.isfinite(features).all():
-        bad = names[~np.isfinite(features).all(1)][0]
-        raise BnrnnError(f"{path}: the features of {bad} are not finite numbers")
-    return names.tolist(), features
-
-
-def pair(captions: dict[str, list[str]], names: list[str], text: str, features: str) -> list[Image]:
-    """The images that have features and captions. Raises BnrnnError for one that has only one of them."""
-    for these, those, what, where in ((captions, names, "features", features), (names, captions, "captions", text)):
-        lacking = sorted(set(these).difference(those))
-        if lacking:
-            raise BnrnnError(f"{lacking[0]}, one of {len(lacking)}, has no {what} in {where}")
-    return [Image(name, row, captions[name]) for row, name in enumerate(names)]
-
-
-def divide(images: Sequence[Image], shares: tuple[float, float, float]) -> dict[str, list[Image]]:
-    """Train, valid and test, in the order of the SHA-256 of the images' names."""
-    ordered = sorted(images, key=lambda image: hashlib.sha256(image.name.encode()).digest())
-    first = round(shares[0] * len(ordered))
-    second = first + round(shares[1] * len(ordered))
-    return {"train": ordered[:first], "valid": ordered[first:second], "test": ordered[second:]}
 
 
 def _only(folder: Path, pattern: str) -> Path:

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch.nn.utils.rnn import pad_sequence
 
-from bnrnn.data.base import IGNORE, Batch, DataDefaults, Padded, by_length
+from bnrnn.data.base import DataDefaults, by_length
 from bnrnn.errors import BnrnnError
+from bnrnn.inputs import IGNORE, Batch, Padded
 
 SECONDS = 0.01  # from one frame to the next
 SHOWN = 3  # names of utterances that were left out

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from bnrnn.data.vision import import_torchvision
 from bnrnn.errors import BnrnnError
+from bnrnn.files import write_json
 
 URL = "https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth"
 SHA256 = "0cc3c7bd"  # how the file's begins, as its name says
@@ -79,11 +80,11 @@ def extract(
         with torch.no_grad():
             features[start : start + len(images)] = network(images.to(device)).cpu().half().numpy()
         features.flush()
-        _write(progress, {**state, "done": start + len(images)})
+        write_json(progress, {**state, "done": start + len(images)})
     os.replace(partial, folder / "features.npy")
     with (folder / "features.npy").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    _write(folder / "index.json", {**about, "sha256": digest})
+    write_json(folder / "index.json", {**about, "sha256": digest})
     progress.unlink()
 
 
@@ -119,9 +120,3 @@ def thumbnail(file: Any) -> np.ndarray:
     with Image.open(file) as image:
         image.thumbnail((THUMBNAIL, THUMBNAIL))
         return np.asarray(image.convert("RGB"))
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content))
-    os.replace(partial, path)

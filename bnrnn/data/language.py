@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from bnrnn.data.base import Batch, DataDefaults
+from bnrnn.data.base import DataDefaults
 from bnrnn.errors import BnrnnError
+from bnrnn.inputs import Batch
 
 PIECE = 1000  # steps of the one long test sequence in a batch
 TEST_BATCH = 100  # segments; the batch of the authors' penntreebank_evaluate.py and text8.py

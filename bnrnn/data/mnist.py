@@ -99,7 +99,7 @@ def _read_idx(data_dir: Path, name: str) -> bytes:
     if path is None:
         raise BnrnnError(
             f"{folder / name}.gz is missing: run `make data` (or `python scripts/prepare_data.py mnist "
-            f"data_dir={data_dir}`), or set BNRNN_DATA to the folder that holds mnist/"
+            f"--data-dir {data_dir}`), or set BNRNN_DATA to the folder that holds mnist/"
         )
     content = path.read_bytes()
     if path.suffix == ".gz":

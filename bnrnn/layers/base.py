@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
-from bnrnn.norm import SequenceBatchNorm
+from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.scan import ENGINES
 
 # Elements of the input product (T, B, G) that are held at once where no gradient needs them: 256 MiB of float32.

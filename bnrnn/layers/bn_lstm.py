@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.norm import SequenceBatchNorm, check_batch
+from bnrnn.layers.norm import SequenceBatchNorm, check_batch
 from bnrnn.scan import lstm_scan
 from bnrnn.scan.lstm import Statistics
 
@@ -24,7 +24,7 @@ class BNLSTM(RecurrentLayer):
     """`y, (h, c) = BNLSTM(input_size, hidden_size, t_max)(x, state=None)`.
 
     Training normalizes with the batch's statistics at every time step. Before evaluation, call
-    `bnrnn.norm.estimate_population_statistics(model, training_inputs)` once.
+    `bnrnn.estimate_population_statistics(model, training_inputs)` once.
 
     Args:
         t_max: length of the training sequences; later steps are evaluated with the statistics of the last.

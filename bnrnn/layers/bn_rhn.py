@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
+from bnrnn.layers.norm import SequenceBatchNorm, check_batch
 from bnrnn.layers.rhn import RHN
-from bnrnn.norm import SequenceBatchNorm, check_batch
 from bnrnn.scan.rhn import RHNStatistics
 
 PLACES = ("every", "first", "sum")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.norm import SequenceBatchNorm, check_batch
+from bnrnn.layers.norm import SequenceBatchNorm, check_batch
 from bnrnn.scan import linear
 from bnrnn.scan.rnn import rnn_scan
 

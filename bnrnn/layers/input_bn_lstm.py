@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.norm import SequenceBatchNorm, check_batch
+from bnrnn.layers.norm import SequenceBatchNorm, check_batch
 from bnrnn.scan import lstm_scan
 from bnrnn.scan.lstm import Statistics
 

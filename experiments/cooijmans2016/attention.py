@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 
-from bnrnn import plots
+from bnrnn.config import sweep
 from bnrnn.data.cloze import Cloze
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.evidence import load_claim, load_trained, sweep, trained_runs
-from bnrnn.results import provenance
-from bnrnn.tables import markdown, publish
+from bnrnn.report import plots
+from bnrnn.report.claims import load_claim
+from bnrnn.report.markdown import markdown
+from bnrnn.report.runs import load_trained, trained_runs
+from bnrnn.report.tables import publish
+from bnrnn.training.results import provenance
 
 KEY = "cooijmans2016/attention"
 
@@ -33,8 +36,7 @@ def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
     questions: list[dict[str, Any]] = []
     for setting in sweep(claim["models"])["setting"]:
         if setting in by_setting:
-            loaded: Any = load_trained(by_setting[setting], data_dir)
-            model, data = loaded
+            model, data = load_trained(by_setting[setting].folder, data_dir)
             inputs, targets = chosen(data, claim["words"], claim["count"])
             weights, answers = model.attention(inputs), model(inputs)[0][0].argmax(-1)
             for b, (n, m) in enumerate(zip(inputs.passage_lengths, inputs.question_lengths, strict=True)):

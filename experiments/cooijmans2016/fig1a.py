@@ -16,12 +16,14 @@ import torch.nn.functional as F
 from hydra.utils import instantiate
 from tqdm import tqdm
 
-from bnrnn import plots
-from bnrnn.data.base import Batch
+from bnrnn.config import compose_config
 from bnrnn.errors import report_errors
-from bnrnn.evidence import compose_config, load_claim
-from bnrnn.results import provenance
-from bnrnn.tables import markdown, publish
+from bnrnn.inputs import Batch
+from bnrnn.report import plots
+from bnrnn.report.claims import load_claim
+from bnrnn.report.markdown import markdown
+from bnrnn.report.tables import publish
+from bnrnn.training.results import provenance
 
 KEY = "cooijmans2016/fig1a"
 VANISHING = 0.6  # from this gamma on, the caption counts the paper's points below our median

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from bnrnn import plots
 from bnrnn.errors import report_errors
-from bnrnn.evidence import load_claim
-from bnrnn.results import provenance
-from bnrnn.tables import markdown, publish
+from bnrnn.report import plots
+from bnrnn.report.claims import load_claim
+from bnrnn.report.markdown import markdown
+from bnrnn.report.tables import publish
+from bnrnn.training.results import provenance
 
 KEY = "cooijmans2016/fig1b"
 

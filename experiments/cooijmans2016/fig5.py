@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnrnn import checkpoint, plots
 from bnrnn.errors import report_errors
-from bnrnn.evidence import load_claim, trained_runs
-from bnrnn.results import provenance
-from bnrnn.tables import markdown, publish
+from bnrnn.report import plots
+from bnrnn.report.claims import load_claim
+from bnrnn.report.markdown import markdown
+from bnrnn.report.runs import trained_runs
+from bnrnn.report.tables import publish
+from bnrnn.training import checkpoint
+from bnrnn.training.results import provenance
 
 KEY = "cooijmans2016/fig5"
-MODELS = "cooijmans2016/table2"
 NUM_UNITS, NUM_STEPS = 30, 50
 PANELS = {"mean_hh": "bn_hh.pop_mean", "var_hh": "bn_hh.pop_var", "mean_c": "bn_c.pop_mean", "var_c": "bn_c.pop_var"}
 TITLES = {"mean_hh": "mean of W_hh h", "var_hh": "variance of W_hh h", "mean_c": "mean of c", "var_c": "variance of c"}
@@ -27,7 +29,7 @@ SHOWN = [0, 2, 5, 10, 20, 30, 40]
 
 
 def measure(results_dir: Path) -> dict[str, Any]:
-    run = next(r for r in trained_runs(MODELS, results_dir) if r.overrides["model"] == "bn_lstm")
+    run = next(r for r in trained_runs(load_claim(KEY)["models"], results_dir) if r.overrides["model"] == "bn_lstm")
     saved = checkpoint.load(run.folder / checkpoint.MODEL)
     assert saved is not None
     units, statistics = torch.Generator().manual_seed(0), {}

@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from bnrnn import plots
-from bnrnn.captions import decode
+from bnrnn.config import label, sweep
 from bnrnn.data.image_features import thumbnail
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.evidence import load_claim, load_trained, sweep, trained_runs
-from bnrnn.results import provenance
-from bnrnn.tables import markdown, publish
+from bnrnn.models.decoding import decode
+from bnrnn.report import plots
+from bnrnn.report.claims import load_claim
+from bnrnn.report.markdown import markdown
+from bnrnn.report.runs import load_trained, trained_runs
+from bnrnn.report.tables import publish
+from bnrnn.training.results import provenance
 
 KEY = "zhang2017/fig3"
 
@@ -34,8 +37,7 @@ def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
     by_setting = {run.overrides["setting"]: run for run in runs if run.seed == seed}
     images: list[dict[str, Any]] = []
     for setting in (s for s in sweep(claim["models"])["setting"] if s in by_setting):
-        loaded: Any = load_trained(by_setting[setting], data_dir)
-        model, data = loaded
+        model, data = load_trained(by_setting[setting].folder, data_dir)
         chosen = data.images["test"][: claim["count"]]
         images = images or [{"name": i.name, "reference": i.captions[0], "captions": {}} for i in chosen]
         found = decode(model, data.features_of("test")[: claim["count"]])
@@ -47,7 +49,7 @@ def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
 
 def render(result: dict[str, Any]) -> str:
     rows = [[image["name"], image["reference"], *image["captions"].values()] for image in result["images"]]
-    header = ["image", "a person", *(plots.label(setting) for setting in result["images"][0]["captions"])]
+    header = ["image", "a person", *(label("setting", setting) for setting in result["images"][0]["captions"])]
     caption = (
         f"The first test images, seed {result['seed']}, after up to {result['updates']:,} updates. {result['data']}.\n"
     )

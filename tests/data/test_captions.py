@@ -13,17 +13,18 @@ from PIL import Image as Picture
 from sklearn.datasets import load_sample_images
 from torch import nn
 
-from bnrnn.captions import decode
+from bnrnn.config import compose_config
 from bnrnn.data import image_features
-from bnrnn.data.base import IGNORE, SequenceData
-from bnrnn.data.captions import END, START, UNK, CaptionData, Image, words_of
+from bnrnn.data.base import SequenceData
+from bnrnn.data.captions import UNK, CaptionData, Image, words_of
 from bnrnn.data.coco_captions import CocoCaptions, prepare_coco_captions
 from bnrnn.data.coco_mini import CocoMini
 from bnrnn.data.flickr8k import Flickr8k
 from bnrnn.data.image_features import extract
 from bnrnn.errors import BnrnnError
-from bnrnn.evidence import Run, compose_config, load_trained
-from bnrnn.results import Result
+from bnrnn.inputs import END, IGNORE, START
+from bnrnn.models.decoding import decode
+from bnrnn.report.runs import load_trained
 from bnrnn.train import train
 from scripts import caption
 from tests.toy_captions import ToyCaptions
@@ -318,8 +319,7 @@ def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatc
     capsys.readouterr()
     caption.main([str(run), "--images", str(folder), "--weights", "any", *common])
     printed = capsys.readouterr().out.splitlines()
-    loaded = load_trained(Run(run, {}, "paper", Result.read(run / "result.json"), [], False), str(coco))
-    model, data = loaded
+    model, data = load_trained(run, str(coco))
     names = json.loads((coco / "coco/prepared/index.json").read_text())["images"]
     rows = [n for n, name in enumerate(names) if name.startswith("train2014/")]
     expected = decode(model, torch.from_numpy(data.features[rows].astype(np.float32)), 3)
@@ -344,5 +344,5 @@ def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatc
     (folder / "broken.png").write_bytes(b"no image")
     with pytest.raises(BnrnnError, match=r"broken.png is no image that can be read"):
         caption.main([str(run), "--images", str(folder), "--weights", "any", *common])
-    with pytest.raises(BnrnnError, match=r"has no result.json: expected the folder of a finished run"):
+    with pytest.raises(BnrnnError, match=r"result.json is missing: expected the folder of a finished run"):
         caption.main([str(coco), "--features", str(coco / "own.npz")])

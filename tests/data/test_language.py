@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from bnrnn.data.base import Batch, SequenceData
+from bnrnn.data.base import SequenceData
 from bnrnn.data.language import PIECE, Segments, Streams, check_symbols
 from bnrnn.errors import BnrnnError
+from bnrnn.inputs import Batch
 
 SYMBOLS = b"\nabcdefg"
 LENGTHS = {"train": 1_037, "valid": 205, "test": 2_345}

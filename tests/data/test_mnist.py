@@ -1,5 +1,6 @@
 import functools
 import gzip
+import re
 import struct
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ from bnrnn.data.base import sha256
 from bnrnn.data.mnist import SequentialMNIST, pixel_index, prepare_mnist
 from bnrnn.data.vision import import_torchvision
 from bnrnn.errors import BnrnnError
+from scripts import prepare_data
 
 NAMES = list(mnist.CHECKSUMS)
 
@@ -159,3 +161,14 @@ def test_no_network_says_where_to_put_the_files(small, tmp_path, monkeypatch):
     monkeypatch.setattr(import_torchvision().datasets.MNIST, "mirrors", ["http://127.0.0.1:9/"])
     with pytest.raises(BnrnnError, match=r"could not be downloaded(.|\n)*by hand"):
         prepare_mnist(tmp_path / "fresh")
+
+
+def test_what_is_missing_is_named_with_a_command_that_the_script_takes(tmp_path, capsys, monkeypatch):
+    with pytest.raises(BnrnnError, match=rf"`python scripts/prepare_data.py mnist --data-dir {tmp_path}`") as error:
+        mnist.load_mnist(tmp_path)
+    command = re.search(r"`python scripts/prepare_data.py ([^`]*)`", str(error.value))[1]
+    prepared = []
+    monkeypatch.setitem(prepare_data.PREPARE, "mnist", prepared.append)
+    monkeypatch.setattr("sys.argv", ["prepare_data.py", *command.split()])
+    prepare_data.main()
+    assert prepared == [tmp_path]

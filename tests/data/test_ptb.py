@@ -5,11 +5,11 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
+from bnrnn.config import compose_config
 from bnrnn.data import ptb
 from bnrnn.data.base import sha256
 from bnrnn.data.ptb import PTBChar, PTBWord, prepare_ptb
 from bnrnn.errors import BnrnnError
-from bnrnn.evidence import compose_config
 
 DATA = Path(os.environ.get("BNRNN_DATA", "data"))
 NAMES = list(ptb.CHECKSUMS)

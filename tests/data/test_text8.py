@@ -10,11 +10,11 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
+from bnrnn.config import compose_config
 from bnrnn.data import text8
 from bnrnn.data.base import sha256
 from bnrnn.data.text8 import BEGINNING, SYMBOLS, Text8, prepare_text8
 from bnrnn.errors import BnrnnError
-from bnrnn.evidence import compose_config
 
 DATA = Path(os.environ.get("BNRNN_DATA", "data"))
 PREFIX = DATA / "text8" / "text8-prefix-6877825.gz"

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from bnrnn.data import timit
-from bnrnn.data.base import IGNORE, SequenceData
+from bnrnn.data.base import SequenceData
 from bnrnn.data.timit import PHONES, TimitSample, classes, divide, log_mel, read_phones, read_wave, with_differences
 from bnrnn.errors import BnrnnError
+from bnrnn.inputs import IGNORE
 
 SPEAKERS = [f"dr{n}-{sex}{name}0" for n, (sex, name) in enumerate(zip("fffffmmmmm", "abcdeabcde", strict=True))]
 

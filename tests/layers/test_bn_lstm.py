@@ -8,7 +8,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.layers import base
 from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.input_bn_lstm import InputBNLSTM
-from bnrnn.norm import (
+from bnrnn.layers.norm import (
     SequenceBatchNorm,
     batch_statistics,
     collecting_statistics,

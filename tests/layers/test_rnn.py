@@ -3,8 +3,8 @@ from torch import nn
 
 from bnrnn.layers import base
 from bnrnn.layers.bn_rnn import BNRNN
+from bnrnn.layers.norm import estimate_population_statistics
 from bnrnn.layers.rnn import RNN
-from bnrnn.norm import estimate_population_statistics
 from tests.helpers import assert_near, without_shape_checks
 
 T, B, I, H = 5, 6, 2, 3

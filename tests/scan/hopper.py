@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bnrnn.evidence import ROOT
+from bnrnn.config import ROOT
 
 BEGIN = """
 import inspect

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bnrnn import scan
+from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
-from bnrnn.evidence import ROOT
 from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.scan import lstm_cpu
 from bnrnn.scan.lstm import Statistics, lstm_scan

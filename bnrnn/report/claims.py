@@ -1,0 +1,66 @@
+"""What was claimed: the entries of experiments/<paper>/claims.yaml."""
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from bnrnn.config import ROOT
+from bnrnn.errors import BnrnnError
+
+NOT_TABLES = ("paper", "claims", "needs")  # sections of a claims.yaml that are not tables or figures
+
+
+def load_claim(key: str) -> dict[str, Any]:
+    """What a paper printed under `<paper>/<table>`; {} for an experiment that no paper has, such as quickstart."""
+    paper, _, name = key.partition("/")
+    path = ROOT / "experiments" / paper / "claims.yaml"
+    if not name or not path.exists():
+        return {}
+    claims = yaml.safe_load(path.read_text())
+    if name not in claims:
+        raise BnrnnError(f"{path} has no entry {name!r}: it has {', '.join(k for k in claims if k not in NOT_TABLES)}")
+    return claims[name]
+
+
+def needed(key: str) -> tuple[list[str], list[Path]]:
+    """The recipes to train for a table or figure, and the analyses to run after them, relative to the checkout.
+
+    Figures and tables without an entry of their own are listed under `needs` in claims.yaml.
+    """
+    paper, _, name = key.partition("/")
+    path = ROOT / "experiments" / paper / "claims.yaml"
+    if not path.exists():
+        raise BnrnnError(f"{key} is unknown: there is no {path.relative_to(ROOT)}; use <paper>/<table or figure>")
+    recipes, analyses = [], []
+    for part in yaml.safe_load(path.read_text()).get("needs", {}).get(name, [name]):
+        claim = load_claim(f"{paper}/{part}")
+        if "analysis" in claim:
+            analyses.append(Path("experiments", paper, claim["analysis"]))
+            recipes += [claim["models"]] if "models" in claim else []
+        else:
+            recipes.append(f"{paper}/{part}")
+    return list(dict.fromkeys(recipes)), analyses
+
+
+def claim_keys() -> list[str]:
+    """Every `<paper>/<table>` that is claimed."""
+    files = sorted((ROOT / "experiments").glob("*/claims.yaml"))
+    return [
+        f"{f.parent.name}/{name}" for f in files for name in yaml.safe_load(f.read_text()) if name not in NOT_TABLES
+    ]
+
+
+def load_analysis(key: str) -> ModuleType | None:
+    """The module behind a claim that needs no training, with `render(result)` and `draw(result, path)`."""
+    name = load_claim(key).get("analysis")
+    if name is None:
+        return None
+    spec = spec_from_file_location(Path(name).stem, ROOT / "experiments" / key.split("/")[0] / name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,157 @@
+"""What the judged claims look like: results/claims.md, and the table in README."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from bnrnn.metrics import metric_of
+from bnrnn.report import rules
+from bnrnn.report.markdown import NONE, markdown
+from bnrnn.report.rule_history import registered
+from bnrnn.report.rules import NOT_SHOWN, PROPERTY, Outcome
+from bnrnn.report.verdicts import Claim, JudgedTest, metrics_of, sides_of
+
+
+def effect_in_words(tested: JudgedTest) -> str:
+    """The mean effect with its interval, in the unit that people read."""
+    outcome, test = tested.outcome, tested.test
+    if outcome is None:
+        return NONE
+    rule = test["rule"]
+    if rule == PROPERTY:
+        return f"{outcome.agree} of {outcome.n}"
+    if rule == "diverges":
+        return f"in {outcome.agree} of {outcome.n} pairs"
+    if rule in ("reaches_first", "settles_first"):
+        return _interval(outcome, lambda x: f"{math.exp(-x):.2f}", "in {} of the updates", reverse=True)
+    if rule == "less_stable":
+        return _interval(outcome, lambda x: f"{math.exp(x):.3g}", "{} times the largest gradient norm")
+    if rule in ("larger_rate", "learns_at_larger_rate"):
+        return _interval(outcome, lambda x: f"{math.exp(x):.3g}", "{} times the learning rate")
+    metrics = metrics_of(test, sides_of(test)[0])
+    if len(metrics) > 1:
+        return _interval(outcome, lambda x: f"{100 * x:+.1f}", "{} %")
+    metric = metric_of(metrics[0])
+    assert metric is not None
+    return _interval(outcome, lambda x: f"{metric.scale * x:+.{metric.digits}f}", f"{{}} {metric.unit}".strip())
+
+
+def _interval(outcome: Outcome, shown: Callable[[float], str], words: str, reverse: bool = False) -> str:
+    low, high = reversed(outcome.interval) if reverse else outcome.interval
+    bounds = f" [{shown(low)}, {shown(high)}]" if outcome.n > 1 else ""
+    return words.format(shown(outcome.mean) + bounds)
+
+
+def verdict_in_words(tested: JudgedTest) -> str:
+    """The verdict of one test; of too few pairs, or pairs that do not settle it, what they suggest."""
+    if tested.outcome is None:
+        return "not run"
+    if tested.verdict != NOT_SHOWN:
+        return tested.verdict
+    return f"{NOT_SHOWN} (n={tested.outcome.n}, {tested.outcome.tendency})"
+
+
+def rests_on(claim: Claim) -> str:
+    """The scope of a claim's evidence in words, with how many seeds or draws there are."""
+    if claim.scope is None:
+        return "not run"
+    run = [t for t in claim.counted if t.outcome]
+    least = min(t.outcome.n for t in run if t.outcome)
+    lengths = sorted({t.test["updates"] for t in run if "updates" in t.test})
+    words = {"paper": "paper's data and length", "shorter": "paper's data, shorter", "other data": "other data"}
+    length = f", {' and '.join(f'{n:,}' for n in lengths)} updates" if lengths and claim.scope != "paper" else ""
+    missing = len(claim.counted) - len(run)
+    return f"{words[claim.scope]}{length}, n={least}" + (f"; {missing} of its tests not run" if missing else "")
+
+
+def render_short(claims: list[Claim], link: str) -> str:
+    """A line for every claim, as README shows them; `link` leads to results/."""
+    rows = []
+    for claim in claims:
+        run = [t for t in claim.counted if t.outcome]
+        effects = "; ".join(effect_in_words(t) for t in run) or NONE
+        verdict = claim.verdict
+        if verdict == NOT_SHOWN and run:
+            verdict += f" ({', '.join(sorted({t.outcome.tendency for t in run if t.outcome}))})"
+        pages = ", ".join(f"[{key.split('/')[1]}]({link}{key}.md)" for key in sorted({t.key for t in run}))
+        rows.append([claim.name, claim.says, f"**{verdict}**", rests_on(claim), effects, pages or NONE])
+    return markdown(["", "claim", "verdict", "rests on", "effect [95 %]", "runs"], rows)
+
+
+INTRODUCTION = """
+A program computed this page from the runs in this folder, by the rules in `experiments/*/claims.yaml`.
+
+- Runs are paired by seed, and a rule turns each pair into an effect. A test *holds* if it has at least three pairs and
+  the 95 % interval of their mean effect (Student's t) lies above the threshold. It is *contradicted* if the interval is
+  below it. For divergence, and for properties of an analysis, all pairs or draws have to agree instead.
+- Any other outcome is *not shown*. The page then says whether the mean effect agrees or disagrees with the claim.
+- A claim *holds* if all its tests on the paper's data and length hold. It holds *in part* if some do and none is
+  contradicted, or if only shorter runs or other data show it. The same goes for *contradicted*.
+- A run that diverged counts. A rule that was committed after the first run it judges is marked *after*.
+- Several claims rest on the same runs. Intervals are not corrected for that.
+"""
+
+
+def render(claims: list[Claim], hours: dict[str, float]) -> str:
+    """The page of all claims: a line each, then every test, then what has not been run.
+
+    Args:
+        hours: of one core that the campaign's missing runs take, by claim.
+    """
+    parts = ["# Claims of the papers", INTRODUCTION, render_short(claims, "")]
+    parts += ["## The rules", "".join(f"- `{name}`: {_doc(rule)}\n" for name, rule in rules.RULES.items())]
+    parts[-1] += (
+        f"- `{PROPERTY}`: a function of the analysis that says of every draw, or of every model, whether it has it.\n"
+    )
+    for paper in sorted({claim.paper for claim in claims}):
+        parts.append(f"## {paper}")
+        parts += [_render_claim(claim) for claim in claims if claim.paper == paper]
+    return "\n".join([*parts, "## Tests that have not been run", _render_missing(claims, hours)])
+
+
+def _render_missing(claims: list[Claim], hours: dict[str, float]) -> str:
+    rows = []
+    for claim in claims:
+        missing = [t for t in claim.tested if t.outcome is None and "replaced" not in t.test]
+        cost = f"{hours[claim.name]:.1f}" if hours.get(claim.name) else "not in the campaign"
+        rows += [[claim.name, t.test["scope"], rule_in_words(t), cost] for t in missing]
+    header = ["claim", "scope", "test", "hours"]
+    about = "Hours of one core, as conf/campaign.yaml estimates them, for the missing runs that serve the claim.\n"
+    return f"{about}\n{markdown(header, rows)}"
+
+
+def _doc(rule: Callable[..., Any]) -> str:
+    return " ".join((rule.__doc__ or "").split())
+
+
+def _render_claim(claim: Claim) -> str:
+    rows = []
+    for t in claim.tested:
+        marks = "; ".join(t.outcome.marks) if t.outcome else ""
+        n = str(t.outcome.n) if t.outcome else NONE
+        rows.append(
+            [t.test["scope"], rule_in_words(t), n, effect_in_words(t), verdict_in_words(t), registered(t), marks]
+        )
+    header = ["scope", "test", "n", "effect [95 %]", "verdict", "rule and first run", ""]
+    return f"### {claim.name}: {claim.says}\n\n{claim.where}. **{claim.verdict}**\n\n{markdown(header, rows)}"
+
+
+def rule_in_words(tested: JudgedTest) -> str:
+    """A test as claims.yaml has it, in one line."""
+    test = tested.test
+    sides = [] if test["rule"] == PROPERTY else sides_of(test)
+    between = " > " if "order" in test else ", " if "sides" in test else " against "
+    skip = ("scope", "rule", "order", "sides", "of", "than", "where", "experiment", "analysis", "note", "replaced")
+    parts = [f"`{test['rule']}` [{tested.key}]({tested.key}.md)"]
+    parts += [_plain(test["where"])] if "where" in test else []
+    parts += [between.join(_plain(side) for side in sides)] if sides else []
+    parts += [f"{k} {_plain(v)}" for k, v in test.items() if k not in skip]
+    parts += [test["note"]] if "note" in test else []
+    parts += [f"replaced: {test['replaced']}"] if "replaced" in test else []
+    return "; ".join(parts)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{k}={_plain(v)}" for k, v in value.items()) or "recipe"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,249 @@
+"""Learning curves: ours as lines, the paper's points as open circles."""
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from bnrnn.config import label, sweep
+from bnrnn.metrics import axis_title
+from bnrnn.report.claims import load_claim
+from bnrnn.report.runs import Run, load_runs, longest
+
+EXPLODED = 100.0  # nats
+COLORS = ["#4c6a92", "#d1603d", "#5b8c5a", "#8d6a9f", "#c9a227", "#3aa6b9", "#7a5c3e"]
+AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",
+        60.0: "minutes of training updates, evaluation excluded",
+        3600.0: "hours of training updates, evaluation excluded"}  # fmt: skip
+
+
+def time_unit(runs: list[Run]) -> float:
+    """The unit of time of which the longest run has at least two."""
+    last = max(run.result.seconds for run in runs)
+    return next((unit for unit in (3600.0, 60.0) if last >= 2 * unit), 1.0)
+
+
+def draw_runs(ax: Axes, runs: list[Run], metric: str, color: str, name: str, unit: float | None) -> float:
+    """Thin lines for the seeds, a thick one for their mean at updates where all have a point; returns the last x.
+
+    Args:
+        unit: of time in seconds; None draws against updates.
+    """
+    curves = []
+    for run in runs:
+        seconds = run.series("seconds") if unit else {}
+        curves.append({u: (seconds[u] / unit if unit else float(u), y) for u, y in run.series(metric).items()})
+    curves = [curve for curve in curves if curve]
+    if not curves:
+        if runs:  # all diverged before their first evaluation
+            ax.plot([], [], "x", color=color, label=name)
+        return 0.0
+    for curve in curves if len(curves) > 1 else []:
+        ax.plot(*zip(*curve.values(), strict=True), color=color, alpha=0.35, linewidth=0.8)
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    means = [[mean(curve[u][k] for curve in curves) for u in shared] for k in (0, 1)]
+    ax.plot(*means, color=color, linewidth=2.0, label=name)
+    return max(x for curve in curves for x, _ in curve.values())
+
+
+def draw_panel(
+    ax: Axes, runs: list[Run], rows: dict[str, str], at: Callable[[Run, str], bool], metric: str,
+    points: dict[str, dict[int, float]], unit: float | None = None,
+) -> None:  # fmt: skip
+    """One line a row, with the paper's points as far as our runs go; `rows` has the label of each."""
+    lasts = []
+    for color, row in zip(COLORS, rows, strict=False):
+        mine = [run for run in runs if at(run, row)]
+        lost = sum(run.result.status == "diverged" for run in mine)
+        counted = f"n={len(mine)}, {lost} diverged" if lost else f"n={len(mine)}"
+        name = f"{rows[row]}{', ours' if points else ''} ({counted})"
+        lasts.append(draw_runs(ax, mine, metric, color, name, unit))
+    last = max(lasts, default=0)
+    for color, row in zip(COLORS, rows, strict=False):
+        shown = {u: y for u, y in points.get(row, {}).items() if u <= 1.02 * last or not last}
+        ax.plot(list(shown), list(shown.values()), "o", color=color, markerfacecolor="none", markersize=7,
+                markeredgewidth=1.5, label=f"{rows[row]}, paper" if shown else None)  # fmt: skip
+    if last:
+        ax.set_xlim(0, 1.03 * last)
+    ax.set_xlabel(AXES[unit])
+    ax.set_ylabel(axis_title(metric))
+    if metric.endswith("loss") and ax.get_ylim()[1] > EXPLODED:
+        # Such a line leaves the picture, so that the others have their room.
+        drawn = [np.asarray(line.get_ydata()) for line in ax.get_lines()]
+        ax.set_ylim(0, 1.5 * min(float(y[0]) for y in drawn if len(y)))
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8)
+
+
+def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -> None:
+    """The figure of a claim: one panel a dataset, and below it the time of our runs if the claim asks for it."""
+    claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale and run.in_grid(key)]
+    rows = {row: label(claim["rows"], row) for row in sweep(key)[claim["rows"]]}
+    cols = [c for c in sweep(key)[claim["cols"]] if any(r.overrides.get(claim["cols"]) == c for r in runs)]
+    height, width = 2 if "reach" in curve else 1, max(1, len(cols))
+    fig, axes = plt.subplots(height, width, figsize=(6 * width, 4.2 * height), squeeze=False, sharey="col")
+
+    def at(run: Run, row: str) -> bool:
+        return run.overrides.get(claim["rows"]) == row
+
+    for column, col in zip(axes.T, cols, strict=False):
+        mine = [run for run in runs if run.overrides.get(claim["cols"]) == col]
+        points = {row: of_row[col] for row, of_row in curve.get("points", {}).items() if col in of_row}
+        draw_panel(column[0], longest(mine), rows, at, curve["metric"], points)
+        named = label(claim["cols"], col)
+        column[0].set_title(named if named != col else f"{claim['cols']} {col}", fontsize=10)
+        for ax in column[1:]:
+            engine, timed = commonest_engine(mine, claim["rows"])
+            draw_panel(ax, timed, rows, at, curve["metric"], {}, time_unit(timed))
+            ax.set_title(f"our runs, engine {engine}", fontsize=10)
+    save(fig, path)
+
+
+def commonest_engine(runs: list[Run], key: str) -> tuple[str, list[Run]]:
+    """The engine that ran most of the models, then most of the runs, and its runs: other engines have other speeds."""
+    by_engine = {e: longest(run for run in runs if run.engine == e) for e in sorted({run.engine for run in runs})}
+    return max(by_engine.items(), key=lambda item: (len({run.overrides.get(key) for run in item[1]}), len(item[1])))
+
+
+def draw_sweep(key: str, results_dir: Path, path: Path) -> None:
+    """Validation accuracy and training loss of an experiment that no paper has."""
+    runs = longest(load_runs(key, results_dir))
+    rows = {row: label("model", row) for row in sweep(key)["model"]}
+    fig, axes = plt.subplots(1, 2, figsize=(12, 4.2))
+    for ax, metric in zip(axes, ("valid/accuracy", "train/loss"), strict=True):
+        draw_panel(ax, runs, rows, lambda r, row: r.overrides.get("model") == row, metric, {})
+    save(fig, path)
+
+
+def draw_search(key: str, search: dict[str, Any], results_dir: Path, path: Path) -> None:
+    """Each trial of a random search as a dot, the paper's best as a circle; along the top, those that diverged."""
+    claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale]
+    fig, ax = plt.subplots(figsize=(8, 4.5))
+    for color, (row, best) in zip(COLORS, search["published"].items(), strict=False):
+        trials = [run for run in runs if run.overrides.get(claim["rows"]) == row]
+        title = label(claim["rows"], row)
+        done = [run for run in trials if run.result.status == "finished"]
+        name = f"{title}, ours (n={len(done)})"
+        values = [run.measured(search["metric"]) for run in done]
+        ax.plot([run.drawn[search["x"]] for run in done], values, ".", color=color, markersize=8, label=name)
+        lost = [run.drawn[search["x"]] for run in trials if run.result.status == "diverged"]
+        if lost:
+            ax.plot(lost, [0.97] * len(lost), "x", color=color, label=f"{title}, diverged",
+                    transform=ax.get_xaxis_transform())  # fmt: skip
+        ax.plot(best[search["x"]], best[search["metric"]], "o", color=color, markerfacecolor="none", markersize=9,
+                label=f"{title}, the paper's best")  # fmt: skip
+    ax.set(xscale="log", xlabel=search["x"], ylabel=axis_title(search["metric"]))
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8)
+    save(fig, path)
+
+
+def draw_gradient_norms(log10: dict[str, Tensor], claim: dict[str, Any], path: Path) -> None:
+    """Fig. 1a: log10 of the gradient norm (draws, T), a line a gamma for the median, the paper's points as circles."""
+    fig, ax = plt.subplots(figsize=(9, 5))
+    colors = plt.get_cmap("viridis")
+    for k, (gamma, values) in enumerate(log10.items()):
+        color = colors(k / len(log10))
+        ax.plot(values.quantile(0.5, dim=0), color=color, label=f"gamma {gamma}")
+        paper = claim["log10"][gamma]
+        ax.plot(claim["steps"][: len(paper)], paper, "o", color=color, markerfacecolor="none", markersize=5)
+    ax.set(xlabel="time step t", ylabel="log10 of |dloss / dh_t|", xlim=(0, 800), ylim=(-27, 1))
+    ax.set_title(
+        "Gradients through a batch-normalized tanh RNN: median of our draws (lines), the paper's one draw (circles)",
+        fontsize=10,
+    )
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save(fig, path)
+
+
+def draw_tanh_derivative(result: dict[str, Any], points: dict[str, dict[float, float]], path: Path) -> None:
+    """Fig. 1b: mean and quartiles of the derivative, exact values as open circles."""
+    fig, ax = plt.subplots(figsize=(6, 4.5))
+    ax.fill_between(result["sigma"], result["quartile_25"], result["quartile_75"], alpha=0.25, color=COLORS[0],
+                    linewidth=0, label="25th to 75th percentile")  # fmt: skip
+    ax.plot(result["sigma"], result["mean"], color=COLORS[0], label="mean of 1000 samples")
+    for k, exact in enumerate(points.values()):
+        ax.plot(list(exact), list(exact.values()), "o", color=COLORS[1], markerfacecolor="none",
+                label="exact integration" if k == 0 else None)  # fmt: skip
+    ax.set(xlabel="standard deviation of the input", ylabel="derivative of tanh", xlim=(0, 1.01), ylim=(0, 1.01))
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8, loc="lower left")
+    save(fig, path)
+
+
+def draw_lengths(result: dict[str, Any], claim: dict[str, Any], path: Path) -> None:
+    """Fig. 3b: bits per character by length of the segments, ours as lines and the paper's as open circles."""
+    fig, ax = plt.subplots(figsize=(8, 4.5))
+    for color, (name, by_seed) in zip(COLORS, result["bpc"].items(), strict=False):
+        for values in by_seed.values():
+            ax.plot(result["lengths"], values, color=color, alpha=0.35, linewidth=0.8)
+        means = [mean(values) for values in zip(*by_seed.values(), strict=True)]
+        ax.plot(result["lengths"], means, color=color, linewidth=2, label=f"{name}, ours (n={len(by_seed)})")
+        ax.plot(
+            claim["lengths"], claim["points"][name], "o", color=color, markerfacecolor="none", label=f"{name}, paper"
+        )
+    ax.set(xlabel="symbols of a segment", ylabel="test bits per character")
+    ax.set_title(f"Ours after {result['updates']:,} updates, the paper's selected from 39,550", fontsize=10)
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save(fig, path)
+
+
+def draw_population_statistics(
+    statistics: dict[str, list[list[float]]], titles: dict[str, str], axes: dict[str, list[float]], path: Path
+) -> None:
+    """Fig. 5: a line a unit over time steps; dashed, the range of the paper's axis."""
+    fig, panels = plt.subplots(2, 2, figsize=(11, 7))
+    for ax, (name, units) in zip(panels.flat, statistics.items(), strict=True):
+        for unit in units:
+            ax.plot(unit, linewidth=0.8, alpha=0.8)
+        for limit in axes[name]:
+            ax.axhline(limit, color="black", linestyle="--", linewidth=0.8)
+        ax.set(xlabel="time step", title=titles[name])
+        ax.grid(alpha=0.25)
+    save(fig, path)
+
+
+def draw_attention(questions: list[dict[str, Any]], path: Path) -> None:
+    """A panel a question: words of the passage from left to right, a line a reader, the darker the more attention."""
+    longest_passage = max(len(question["passage"]) for question in questions)
+    size = (2.5 + 0.3 * longest_passage, 2.4 * len(questions))
+    fig, panels = plt.subplots(len(questions), 1, figsize=size, squeeze=False)
+    for ax, question in zip(panels[:, 0], questions, strict=True):
+        readers = question["readers"]
+        ax.imshow([reader["attention"] for reader in readers.values()], cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        ax.set_xticks(range(len(question["passage"])), question["passage"], rotation=90, fontsize=8)
+        names = [f"{label('setting', setting)}: {reader['answer']}" for setting, reader in readers.items()]
+        ax.set_yticks(range(len(readers)), names, fontsize=8)
+        ax.set_title(f"{' '.join(question['question'])}  (right: {question['answer']})", fontsize=9, loc="left")
+    save(fig, path)
+
+
+def draw_gallery(images: list[dict[str, Any]], pictures: list[Any], path: Path) -> None:
+    """Small images with what the models, and a person where there is a `reference`, say of them."""
+    fig, panels = plt.subplots(len(images), 2, figsize=(9, 1.5 * len(images)), width_ratios=[1, 4], squeeze=False)
+    for (ax, text), image, picture in zip(panels, images, pictures, strict=True):
+        ax.imshow(picture)
+        lines = [f"{label('setting', setting)}: {caption}" for setting, caption in image["captions"].items()]
+        if "reference" in image:
+            lines.append(f"a person: {image['reference']}")
+        text.text(0, 0.5, "\n".join(lines), va="center", fontsize=9)
+        ax.axis("off")
+        text.axis("off")
+    save(fig, path)
+
+
+def save(fig: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.tight_layout()
+    fig.savefig(path, dpi=120, metadata={"Software": None})
+    plt.close(fig)

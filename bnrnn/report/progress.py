@@ -1,0 +1,245 @@
+"""What a campaign's file asks for, how far each of its runs is, and how long the rest takes. Nothing is measured."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+from hydra.errors import HydraException
+
+from bnrnn.config import CONF
+from bnrnn.errors import BnrnnError
+from bnrnn.report.markdown import NONE, markdown
+from bnrnn.training.cells import Cell, expand
+from bnrnn.training.checkpoint import CHECKPOINT, packed
+from bnrnn.training.device import choose_device
+from bnrnn.training.lock import is_being_trained
+from bnrnn.training.results import FILE, Result
+
+LONG = "long"
+FIELDS = {  # of an entry: whether it must be given, what it must look like, and in words
+    "experiment": (True, lambda v: isinstance(v, str), "<paper>/<table>"),
+    "seeds": (True, lambda v: re.fullmatch(r"\d+(,\d+)*", str(v)), 'such as "0,1,2"'),
+    "claims": (True, lambda v: _are_strings(v), "a list such as [C2, C3]"),
+    "hours": (True, lambda v: isinstance(v, int | float) and v > 0, "a number above 0"),
+    "overrides": (False, lambda v: _are_strings(v), "a list such as [data=pmnist]"),
+    "lane": (False, lambda v: v == LONG, f"{LONG}, or left out"),
+    "why": (False, lambda v: isinstance(v, str), "one line of text"),
+}
+
+
+@dataclass
+class Entry:
+    """One entry of a campaign: a part of an experiment's grid, and what it is for.
+
+    Args:
+        claims: the claims that its runs serve.
+        hours: an estimate for the whole entry, used while no speed has been measured.
+        long: whether it is for the worker that keeps a core busy for many hours.
+        cells: its runs.
+    """
+
+    title: str
+    experiment: str
+    claims: list[str]
+    hours: float
+    long: bool
+    cells: list[Cell]
+
+
+@dataclass
+class Run:
+    """How far a cell is: its state is finished, diverged, running, begun or left."""
+
+    title: str
+    state: str
+    done: int = 0  # updates
+    total: int | None = None  # updates; None: not known before the data is loaded
+    hours: float = 0.0  # left
+    measured: bool = True  # False: the hours are those of the campaign's file
+
+    @property
+    def progress(self) -> str:
+        return f"{self.done:,}/{'?' if self.total is None else f'{self.total:,}'}"
+
+
+@dataclass
+class Known:
+    """What a run tells about others of its experiment: None where it tells nothing."""
+
+    overrides: dict[str, str]
+    budget: str
+    updates: int | None  # of a whole run
+    seconds_per_update: float | None
+
+
+def _are_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+
+def load_entries(path: Path, out_dir: Path) -> list[Entry]:
+    """The entries of a campaign's file. Raises BnrnnError for a file with anything else in it."""
+    try:
+        entries = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise BnrnnError(f"file={path} cannot be read ({error}): give a campaign such as conf/campaign.yaml") from None
+    if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+        raise BnrnnError(f"{path} must be a list of entries, each with {', '.join(FIELDS)}: see conf/campaign.yaml")
+    return [_entry(given, out_dir, f"{path}, entry {i}") for i, given in enumerate(entries, 1)]
+
+
+def _entry(given: dict[str, Any], out_dir: Path, where: str) -> Entry:
+    if unknown := [str(k) for k in given if k not in FIELDS]:
+        raise BnrnnError(f"{where} has {', '.join(unknown)}: its keys are {', '.join(FIELDS)}")
+    for key, (required, is_valid, expected) in FIELDS.items():
+        if required and key not in given:
+            raise BnrnnError(f"{where} has no {key}: add it, {expected}")
+        if key in given and not is_valid(given[key]):
+            raise BnrnnError(f"{where} has {key}: {given[key]!r}, expected {expected}")
+    overrides = given.get("overrides", [])
+    for override in overrides:
+        if override.split("=")[0] in ("experiment", "seed", "out_dir"):
+            raise BnrnnError(f"{where} has the override {override}: use the keys experiment and seeds, and out_dir=...")
+    choices = [f"experiment={given['experiment']}", "budget=paper", *overrides, f"seed={given['seeds']}"]
+    try:
+        cells = expand([*choices, f"out_dir='{out_dir}'"])
+    except (BnrnnError, HydraException) as error:
+        raise BnrnnError(f"{where}: {error}") from None
+    title = " ".join([given["experiment"], *overrides, f"seed={given['seeds']}"])
+    return Entry(title, given["experiment"], given["claims"], float(given["hours"]), given.get("lane") == LONG, cells)
+
+
+def hours_missing(path: Path, out_dir: Path) -> dict[str, float]:
+    """By claim the hours that its missing runs take, as the campaign's file estimates them."""
+    hours: dict[str, float] = {}
+    for entry in load_entries(path, out_dir):
+        missing = sum(not (cell.folder / FILE).exists() for cell in entry.cells)
+        for claim in entry.claims:
+            hours[claim] = hours.get(claim, 0.0) + entry.hours * missing / len(entry.cells)
+    return hours
+
+
+def runs_of(entry: Entry, out_dir: Path) -> list[Run]:
+    """How far each cell of an entry is, and how long it still takes."""
+    known = load_known(out_dir / entry.experiment)
+    return [_run(cell, entry, known) for cell in entry.cells]
+
+
+def _run(cell: Cell, entry: Entry, known: list[Known]) -> Run:
+    if (cell.folder / FILE).exists():
+        result = Result.read(cell.folder / FILE)
+        return Run(cell.title, result.status, result.updates, result.updates)
+    has_begun = any(path.exists() for path in (cell.folder / CHECKPOINT, packed(cell.folder / CHECKPOINT)))
+    state = "running" if is_being_trained(cell.folder) else "begun" if has_begun else "left"
+    done, seconds = last_record(cell.folder) if state != "left" else (0, 0.0)
+    total = total_updates(cell, entry.experiment, known)
+    speed = seconds / done if done else nearest_speed(cell, known)
+    if total is None or speed is None:
+        share = entry.hours / len(entry.cells)
+        return Run(cell.title, state, done, total, max(0.0, share - seconds / 3600), measured=False)
+    return Run(cell.title, state, done, total, max(0, total - done) * speed / 3600)
+
+
+def load_known(folder: Path) -> list[Known]:
+    """What the runs of an experiment tell, those that are not finished included. Other devices have other speeds."""
+    known, device = [], choose_device("auto").type
+    for run_dir in sorted(path.parent for path in folder.glob("*/**/metrics.jsonl")):
+        update, seconds = last_record(run_dir)
+        budget, *name = run_dir.relative_to(folder).parts
+        run = Known(_overrides("/".join(name)), budget, None, seconds / update if update else None)
+        if (run_dir / FILE).exists():
+            result = Result.read(run_dir / FILE)
+            run.updates = result.updates if result.status == "finished" else None
+            run.seconds_per_update = run.seconds_per_update if result.environment["device"] == device else None
+        known.append(run)
+    return known
+
+
+def _overrides(name: str) -> dict[str, str]:
+    """The overrides that a folder is named by."""
+    return {k.lstrip("+"): v for k, _, v in (pair.partition("=") for pair in name.split(","))}
+
+
+def last_record(folder: Path) -> tuple[int, float]:
+    """Updates and seconds in the last whole line of a run's metrics, without reading the others; 0 if there is none."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return 0, 0.0
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - 4096))
+        lines = file.read().split(b"\n")[:-1]  # what follows the last end of a line is being written
+    record = json.loads(lines[-1]) if lines else {"update": 0, "seconds": 0.0}
+    return record["update"], record["seconds"]
+
+
+def total_updates(cell: Cell, experiment: str, known: list[Known]) -> int | None:
+    """The updates of a whole run. What is given in epochs is only known from another seed's run."""
+    if "budget.updates" in cell.overrides:
+        return int(cell.overrides["budget.updates"])
+    if "budget.epochs" not in cell.overrides:
+        short = _read(f"budget/{cell.budget}").get("updates")
+        updates = short or _read(f"experiment/{experiment}").get("budget", {}).get("updates")
+        if updates is not None:
+            return updates
+    same = [k.updates for k in known if k.budget == cell.budget and _but_seed(k.overrides) == _but_seed(cell.overrides)]
+    return next((updates for updates in same if updates is not None), None)
+
+
+def nearest_speed(cell: Cell, known: list[Known]) -> float | None:
+    """Seconds of an update, averaged over the runs with the same setting that share the most overrides."""
+    setting, mine = cell.overrides.get("setting"), _but_seed(cell.overrides)
+    by_shared: dict[int, list[float]] = {}
+    for run in known:
+        if run.seconds_per_update is not None and run.overrides.get("setting") == setting:
+            by_shared.setdefault(len(mine & _but_seed(run.overrides)), []).append(run.seconds_per_update)
+    return mean(by_shared[max(by_shared)]) if by_shared else None
+
+
+def _but_seed(overrides: dict[str, str]) -> set[tuple[str, str]]:
+    return {(k, v) for k, v in overrides.items() if k != "seed"}
+
+
+@cache
+def _read(name: str) -> dict[str, Any]:
+    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+
+
+def render(entries: list[Entry], out_dir: Path) -> str:
+    """A line an entry, below it a line for each run that has begun, and the sum."""
+    rows, lines, every = [], [], {}
+    for entry in entries:
+        runs = runs_of(entry, out_dir)
+        states = Counter(run.state for run in runs)
+        done = f"{states['finished'] + states['diverged']} of {len(runs)}"
+        done += f" ({states['diverged']} diverged)" if states["diverged"] else ""
+        active = [f"{_short(cell, entry)} {run.progress}" for cell, run in zip(entry.cells, runs, strict=True)
+                  if run.state == "running"]  # fmt: skip
+        rows.append([entry.title, done, ", ".join(active) or NONE, str(states["begun"]), str(states["left"]),
+                     _hours(runs), ", ".join(entry.claims)])  # fmt: skip
+        lines += [f"{run.state}: {run.title}, {run.progress} updates, {_hours([run])} hours left" for run in runs
+                  if run.state in ("running", "begun")]  # fmt: skip
+        every |= {cell.folder: run for cell, run in zip(entry.cells, runs, strict=True)}
+    table = markdown(["runs", "finished", "running", "begun", "left", "hours left", "claims"], rows)
+    done = sum(run.state in ("finished", "diverged") for run in every.values())
+    lines += [
+        f"{done} of {len(every)} runs are done. The others take {_hours(every.values())} hours of one core, without "
+        "their evaluations. ~: partly estimated in the campaign's file, not measured."
+    ]
+    return f"{table}\n" + "".join(f"{line}\n" for line in lines)
+
+
+def _short(cell: Cell, entry: Entry) -> str:
+    """The overrides that tell a cell from the others of its entry."""
+    same = set.intersection(*(set(c.overrides.items()) for c in entry.cells))
+    return " ".join(f"{k}={v}" for k, v in cell.overrides.items() if (k, v) not in same)
+
+
+def _hours(runs: Collection[Run]) -> str:
+    total, measured = sum(run.hours for run in runs), all(run.measured for run in runs)
+    return f"{'' if measured else '~'}{total:.{1 if total < 100 else 0}f}"

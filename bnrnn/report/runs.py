@@ -1,0 +1,245 @@
+"""What was measured: the finished runs of an experiment, read from results/."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import HydraException
+from hydra.utils import get_class, instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bnrnn.config import compose_config, sweep
+from bnrnn.data.base import model_sizes
+from bnrnn.errors import BnrnnError
+from bnrnn.metrics import READ, from_loss, sign
+from bnrnn.training.checkpoint import MODEL, load
+from bnrnn.training.log import read_jsonl
+from bnrnn.training.results import FILE, Result, config_hash, config_record
+from bnrnn.training.search import apply_trial
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its result, its records, and whether its recipe has changed since."""
+
+    folder: Path
+    overrides: dict[str, str]
+    budget: str
+    result: Result
+    records: list[dict[str, Any]]
+    stale: bool
+
+    @property
+    def seed(self) -> str:
+        return self.overrides.get("seed", str(self.result.config["seed"]))
+
+    @property
+    def seconds_per_update(self) -> float:
+        return self.result.seconds / max(1, self.result.updates)
+
+    @property
+    def engine(self) -> str:
+        """What its seconds depend on, as far as it is recorded: engine of the recurrence, hardware, precision if it is
+        not float32, and threads if several. Results from before there was a choice name no engine."""
+        environment = self.result.environment
+        num_threads = environment.get("num_threads", 1)
+        name = f"{environment.get('backend', 'reference')} on {environment.get('hardware', environment['device'])}"
+        precision = environment.get("precision", "float32")
+        name += "" if precision == "float32" else f", {precision}"
+        return name if num_threads == 1 else f"{name}, {num_threads} threads"
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """What a trial of a random search drew, by key."""
+        search = self.result.config.get("search", {})
+        return {key: self._configured(key) for key in search.get("draws", {})}
+
+    def _configured(self, key: str) -> Any:
+        value: Any = self.result.config
+        for part in key.split("."):
+            value = value[part]
+        return value
+
+    def in_grid(self, key: str) -> bool:
+        """Whether it is a cell of the experiment, of any seed and length, with no override beyond."""
+        grid, own = sweep(key), {k: v for k, v in self.overrides.items() if k != "seed" and not k.startswith("budget.")}
+        return all(v in grid.get(k, []) for k, v in own.items())
+
+    @property
+    def full_length(self) -> bool:
+        """Whether it has the paper's length."""
+        return self.budget == "paper" and not any(k.startswith("budget.") for k in self.overrides)
+
+    @property
+    def metric(self) -> str:
+        """The name of the metric that people read of it."""
+        return next((name for name in READ if f"valid/{name}" in self.result.metrics), READ[-1])
+
+    def series(self, metric: str) -> dict[int, float]:
+        """The metric by update. What is recorded every few updates in training is averaged over the time between
+        evaluations, as a paper's curve per epoch is; `train/ppl` and `train/bpc` are those of the average loss."""
+        split, name = metric.split("/") if "/" in metric else ("", metric)
+        if split != "train":
+            return {int(r["update"]): r[metric] for r in self.records if r.get(metric) is not None}
+        recorded = "train/loss" if from_loss(name, 0.0) else metric
+        series, total, seen, counted = {}, 0.0, 0, 0
+        for record in self.records:
+            update = int(record["update"])
+            if recorded in record and record[recorded] is None:
+                break  # not a number: the run has diverged
+            if recorded in record:
+                total, seen = total + record[recorded] * (update - seen), update
+            elif seen > counted:
+                average = total / (seen - counted)
+                series[update] = from_loss(name, average).get(name, average)
+                total, counted = 0.0, seen
+        return series
+
+    def measured(self, metric: str) -> float:
+        """One number: `train/...` of the best epoch; else of the selected model, with population statistics if both
+        kinds were measured, unless `valid/..._batch_statistics` asks for those of the batch."""
+        if metric.startswith("valid/") and metric.endswith("_batch_statistics"):
+            return self.result.metrics[metric.removesuffix("_batch_statistics")]
+        if metric.startswith("train/"):
+            return min(self.series(metric).values())
+        return self.result.metrics.get(f"{metric}_population_statistics", self.result.metrics[metric])
+
+    def best_until(self, metric: str, updates: int | None) -> float:
+        """The best value of a curve up to this update; what was `measured` without one, or where there is no curve.
+
+        Raises BnrnnError where the result has no such number.
+        """
+        curve = metric.removesuffix("_batch_statistics") if metric.startswith("valid/") else metric
+        series = {u: v for u, v in self.series(curve).items() if u <= updates} if updates is not None else {}
+        if series:
+            return sign(metric) * max(sign(metric) * value for value in series.values())
+        try:
+            return self.measured(metric)
+        except (KeyError, ValueError):
+            raise BnrnnError(f"{self.folder / FILE} has no {metric}: its run was made before it was recorded") from None
+
+    def peak(self, metric: str, updates: int | None = None) -> float:
+        """The largest recorded value up to this update."""
+        return max(
+            r[metric] for r in self.records if r.get(metric) is not None and r["update"] <= (updates or math.inf)
+        )
+
+    def lowest(self, metric: str) -> float:
+        """The lowest recorded value."""
+        return min(r[metric] for r in self.records if r.get(metric) is not None)
+
+    def reached(self, metric: str, level: float) -> tuple[float, float] | None:
+        """Update and seconds of the first evaluation at this level or better: more of an accuracy, less of all else."""
+        better = sign(metric)
+        update = next((u for u, value in self.series(metric).items() if better * value >= better * level), None)
+        return None if update is None else (float(update), self.series("seconds")[update])
+
+    def steady(self, metric: str, share: float) -> tuple[float, float] | None:
+        """Update and seconds of the first evaluation of a loss within this share of the lowest that the run had."""
+        values = self.series(metric).values()  # none of a run that diverged before its first evaluation
+        return self.reached(metric, (1 + share) * min(values)) if values else None
+
+
+def run_files(key: str, results_dir: Path) -> list[Path]:
+    """The results of an experiment's finished runs; an override such as model=captioner/lstm makes a folder deeper."""
+    return sorted((results_dir / key).glob(f"*/**/{FILE}"))
+
+
+@cache
+def _recipe(*overrides: str) -> DictConfig:
+    """A configuration that is composed once: it takes a good part of a second."""
+    return compose_config(*overrides)
+
+
+def is_stale(key: str, budget: str, result: Result) -> bool:
+    """Whether the experiment's recipe with the overrides of a result is no longer what the result was made with.
+
+    So is one whose overrides the recipe no longer knows, because an option was renamed or removed.
+    """
+    overrides = {k: v for k, v in result.overrides.items() if k != "seed"}
+    choices = [k if k.startswith("~") and not v else f"{k}={v}" for k, v in overrides.items()]
+    try:
+        recipe = _recipe(f"experiment={key}", f"budget={budget}", *choices).copy()
+        if "seed" in result.overrides:
+            OmegaConf.update(recipe, "seed", int(result.overrides["seed"]))
+        return config_hash(config_record(apply_trial(recipe))) != result.config_hash
+    except (BnrnnError, HydraException, OmegaConfBaseException):
+        return True
+
+
+def load_runs(key: str, results_dir: Path) -> list[Run]:
+    """The finished runs of an experiment, in the order of its grid."""
+    runs = []
+    for path in run_files(key, results_dir):
+        result = Result.read(path)
+        budget = path.relative_to(results_dir / key).parts[0]
+        stale = is_stale(key, budget, result)
+        records = read_jsonl(path.parent / "metrics.jsonl")
+        runs.append(Run(path.parent, result.overrides, budget, result, records, stale))
+    grid = sweep(key)
+
+    def place(run: Run) -> list[int]:
+        return [
+            values.index(v) if (v := run.overrides.get(k, "")) in values else len(values) for k, values in grid.items()
+        ]
+
+    return sorted(runs, key=place)
+
+
+def group(runs: Iterable[Run]) -> dict[tuple[str, tuple[tuple[str, str], ...]], list[Run]]:
+    """Runs that differ by their seed alone, by budget and other overrides."""
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        cell = tuple((k, v) for k, v in run.overrides.items() if k != "seed")
+        groups.setdefault((run.budget, cell), []).append(run)
+    return groups
+
+
+def longest(runs: Iterable[Run]) -> list[Run]:
+    """Of runs that differ by their budget alone, the longest: the others' curves are the beginning of its own."""
+    kept: dict[tuple[tuple[str, str], ...], Run] = {}
+    for run in runs:
+        cell = tuple(run.overrides.items())
+        if cell not in kept or run.result.updates > kept[cell].result.updates:
+            kept[cell] = run
+    return list(kept.values())
+
+
+def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
+    """The selected model of a finished run, ready for evaluation with its population statistics, and its data.
+
+    Raises BnrnnError for a folder without a result or without a model.
+    """
+    for name in (FILE, MODEL):
+        if not (folder / name).exists():
+            raise BnrnnError(
+                f"{folder / name} is missing: expected the folder of a finished run with its model. Models are not "
+                "part of the repository: remove the folder and train it again, or give another run"
+            )
+    saved = load(folder / MODEL)
+    assert saved is not None
+    recipe = OmegaConf.create({**Result.read(folder / FILE).config, "data_dir": data_dir})
+    is_read = "data_dir" in signature(get_class(recipe.data._target_)).parameters  # from files
+    data = instantiate(recipe.data, **({"data_dir": data_dir} if is_read else {}))
+    model = instantiate(recipe.model, **model_sizes(data))
+    model.load_state_dict(saved["model"])
+    return model.eval(), data
+
+
+def trained_runs(key: str, results_dir: Path) -> list[Run]:
+    """The longest finished runs of an experiment whose models are at hand, for analyses.
+
+    Raises BnrnnError if there is none.
+    """
+    runs = [run for run in load_runs(key, results_dir) if (run.folder / MODEL).exists() and not run.stale]
+    if not runs:
+        raise BnrnnError(
+            f"{results_dir / key} has no finished run with its model: train {key} first, into {results_dir}"
+        )
+    most = max(run.result.updates for run in runs)
+    return [run for run in runs if run.in_grid(key) and run.result.updates == most]

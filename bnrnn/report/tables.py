@@ -1,0 +1,275 @@
+"""From results to markdown: published against ours, short runs against the paper's curve, and summaries of sweeps."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from bnrnn.config import sweep
+from bnrnn.files import write_json
+from bnrnn.metrics import METRICS, SCORES, in_words
+from bnrnn.report.claims import load_claim
+from bnrnn.report.markdown import NONE, markdown, spread
+from bnrnn.report.rules import CONTRADICTED, HOLDS, LEAST_PAIRS, within
+from bnrnn.report.runs import Run, group, load_runs, longest
+
+COLUMNS = [  # of a summary: title, and metric with {m} for what people read of the run
+    ("valid, batch", "valid/{m}"),
+    ("valid, population", "valid/{m}_population_statistics"),
+    ("valid, shared over time", "valid/{m}_shared_statistics"),
+    ("test, population", "test/{m}"),
+    ("test, shared over time", "test/{m}_shared_statistics"),
+    ("test, batch", "test/{m}_batch_statistics"),
+    ("test as one sequence", "test/{m}_one_sequence"),
+    ("test in segments of 1,000", "test/{m}_segments_1000"),
+]
+REACH = """The first evaluation at this level or better: mean ± standard deviation of the runs that had one, n of
+how many. There is an evaluation every {every} updates; updates and seconds are rounded up to the next one. Seconds are
+wall-clock time in training updates, evaluation excluded, on machines that had other work at the same time: compare them
+within a line only, and roughly. A level that no run of an engine has reached has no line.
+"""
+
+
+def render(key: str, results_dir: Path) -> str:
+    """The page of a table or figure: its sections, its pictures, and every run behind them."""
+    claim, runs = load_claim(key), load_runs(key, results_dir)
+    notes = f"experiments/{key.split('/')[0]}/notes.md"
+    parts = [f"# {claim['title']}\n", f"Recipe: `conf/experiment/{key}.yaml`. Deviations: `{notes}`.\n"]
+    parts += [f"## {title}\n\n{table}" for title, table in sections(key, claim, runs).items()]
+    if "cited" in claim:
+        parts.append(f"## {claim['title']}: quoted from the paper, not ours\n\n{render_cited(claim)}")
+    for curve in claim["curves"]:
+        if "reach" in curve:
+            parts.append(f"## {curve['title']}: time to each level\n\n{render_reach(key, claim, curve, runs)}")
+    figures = [*claim["curves"], *([claim["search"]] if "search" in claim else [])]
+    parts += [f"![{figure['title']}]({figure['figure']}.png)\n" for figure in figures]
+    if any("test/bleu4" in run.result.metrics for run in runs):
+        parts.append(f"## Scores of captions\n\n{render_scores(runs)}")
+    parts.append(f"## All finished runs\n\n{render_summary(runs)}")
+    return "\n".join(parts)
+
+
+def render_short(key: str, results_dir: Path) -> str:
+    """The sections of a page alone, as README shows them."""
+    claim, runs = load_claim(key), load_runs(key, results_dir)
+    return "\n".join(f"**{title}**\n\n{table}" for title, table in sections(key, claim, runs).items())
+
+
+def sections(key: str, claim: dict[str, Any], runs: list[Run]) -> dict[str, str]:
+    """Title and table of each comparison with the paper."""
+    tables = {}
+    for part in claim.get("published", []):
+        title = f"{claim['title']}, {part['what']}: published and ours at the paper's length"
+        tables[title] = render_published(key, claim, part, runs)
+    for curve in claim["curves"]:
+        if "points" in curve:
+            title = curve["title"] + ": the paper's curve and ours at equal updates"
+            tables[title] = render_curve(key, claim, curve, runs)
+    if "measured" in claim:
+        tables[f"{claim['title']}: ours, with no paper's number to compare"] = render_measured(key, claim, runs)
+    if "search" in claim:
+        tables[f"{claim['title']}: the best settings, the paper's and ours"] = render_search(claim, runs)
+    return tables
+
+
+def render_search(claim: dict[str, Any], runs: list[Run]) -> str:
+    """For each model the best setting that the paper found, and ours of how many trials."""
+    search, rows = claim["search"], []
+    for model, published in search["published"].items():
+        trials = [run for run in runs if run.overrides.get(claim["rows"]) == model and not run.stale]
+        finished = [run for run in trials if run.result.status == "finished"]
+        rows.append([f"`{model}`", "paper", *(f"{value:g}" for value in published.values())])
+        if finished:
+            best = min(finished, key=lambda run: run.measured(search["metric"]))
+            found = [
+                *(f"{best.drawn[k]:g}" for k in published if k in best.drawn),
+                f"{best.measured(search['metric']):.3f}",
+            ]
+            counted = f"{len(trials)} trials, {len(trials) - len(finished)} diverged"
+            rows.append(["", f"ours, {best.result.updates:,} updates ({counted})", *found])
+    return markdown([claim["rows"], "", *next(iter(search["published"].values()))], rows)
+
+
+def render_published(key: str, claim: dict[str, Any], part: dict[str, Any], runs: list[Run]) -> str:
+    """Published, ours, difference and verdict of every cell; only runs of the paper's own length count.
+
+    Ours is what `measured` says of the selected model, or with `best: min` the lowest value of the curve.
+    """
+    planned = len(sweep(key)["seed"])
+    rows = []
+    for col in sweep(key)[claim["cols"]]:
+        for row, published in part["cells"].items():
+            if col in published:
+                cell = [r for r in runs if r.full_length and _at(key, r, claim, row, col)]
+                verdict = _verdict(cell, part, published[col], planned)
+                rows.append([f"`{row}`", f"`{col}`", f"{published[col]}", *verdict])
+    return markdown([claim["rows"], claim["cols"], "published", "ours", "difference", "verdict"], rows)
+
+
+def render_cited(claim: dict[str, Any]) -> str:
+    """Numbers that the paper prints and no recipe of ours produces: models of other papers, points in the text."""
+    rows = [[c["model"], f"`{col}`", c["what"], f"{v:,}"] for c in claim["cited"] for col, v in c["values"].items()]
+    return markdown([claim["rows"], claim["cols"], "quantity", "quoted"], rows)
+
+
+def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
+    """What the longest runs of every cell measured, where the paper has no number for it."""
+    rows, parts, planned = [], claim["measured"], len(sweep(key)["seed"])
+    kept = longest(run for run in runs if not run.stale)
+    for row, col in product(sweep(key)[claim["rows"]], sweep(key)[claim["cols"]]):
+        if cell := [run for run in kept if _at(key, run, claim, row, col)]:
+            finished = [run for run in cell if run.result.status == "finished"]
+            shown = [spread([_shown(run, p) for run in finished], p["digits"], planned) for p in parts]
+            updates = f"{max(run.result.updates for run in cell):,}"
+            rows.append([f"`{row}`", f"`{col}`", updates, *(shown if finished else ["diverged"] * len(parts))])
+    if not rows:
+        return "No run has finished yet.\n"
+    return markdown([claim["rows"], claim["cols"], "updates", *(part["what"] for part in parts)], rows)
+
+
+def _shown(run: Run, part: dict[str, Any]) -> float:
+    """The number of a run in a table: with `best`, the largest or smallest that was recorded; else as `measured`."""
+    extreme = {"max": run.peak, "min": run.lowest, None: run.measured}[part.get("best")]
+    return part.get("scale", 1) * extreme(part["metric"])
+
+
+def _at(key: str, run: Run, claim: dict[str, Any], row: str, col: str) -> bool:
+    """Whether a run is one of this cell's, with nothing else changed."""
+    return run.in_grid(key) and run.overrides.get(claim["rows"]) == row and run.overrides.get(claim["cols"]) == col
+
+
+def _verdict(cell: list[Run], part: dict[str, Any], published: float, planned: int) -> list[str]:
+    """[ours, difference, verdict] of the runs of one cell."""
+    if not cell:
+        return [NONE, NONE, "not run at this length"]
+    if any(run.stale for run in cell):
+        return [NONE, NONE, "stale: the recipe has changed since"]
+    diverged = sum(run.result.status == "diverged" for run in cell)
+    if diverged:
+        return [NONE, NONE, f"{diverged} of {len(cell)} diverged"]
+    values = [_shown(run, part) for run in cell]
+    difference, digits = mean(values) - published, part["digits"]
+    outcome = within(values, published, part["tolerance"])
+    if outcome.n < LEAST_PAIRS:
+        verdict = f"{'within' if outcome.agree == outcome.n else 'outside'} tolerance, n={outcome.n}"
+    else:
+        verdict = {HOLDS: "reproduced", CONTRADICTED: "differs"}.get(outcome.verdict, "undecided")
+    return [spread(values, digits, planned), f"{difference:+.{digits}f}", f"{verdict} (tolerance {part['tolerance']})"]
+
+
+def render_curve(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
+    """Paper and ours at every update where both have a point."""
+    rows = []
+    for row, cols in curve["points"].items():
+        for col, points in cols.items():
+            series = [r.series(curve["metric"]) for r in longest(runs) if not r.stale and _at(key, r, claim, row, col)]
+            for update, published in points.items():
+                values = [s[update] for s in series if update in s]
+                if values:
+                    difference = f"{mean(values) - published:+.3f}"
+                    rows.append(
+                        [f"`{row}`", f"`{col}`", f"{update:,}", f"{published:.3f}", spread(values, 3), difference]
+                    )
+    if not rows:
+        return "No run has reached one of the paper's points.\n"
+    return markdown([claim["rows"], claim["cols"], "update", "paper", "ours", "difference"], rows)
+
+
+def render_reach(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
+    """Updates and seconds to each level, models side by side, a line an engine, since engines differ in speed."""
+    metric, models, runs = curve["metric"], sweep(key)[claim["rows"]], [run for run in runs if not run.stale]
+    rows = []
+    for col, levels in curve["reach"].items():
+        wanted = {f"{level}": partial(Run.reached, metric=metric, level=level) for level in levels}
+        if "steady" in curve:
+            wanted[f"its own best + {curve['steady']:.0%}"] = partial(Run.steady, metric=metric, share=curve["steady"])
+        for engine in sorted({run.engine for run in runs}):
+            kept = longest(run for run in runs if run.engine == engine)
+            cells = [[run for run in kept if _at(key, run, claim, model, col)] for model in models]
+            for name, first in wanted.items():
+                times = [[time for run in cell if (time := first(run))] for cell in cells]
+                if any(times):
+                    updates = [_spread_reached([u for u, _ in t], cell) for t, cell in zip(times, cells, strict=True)]
+                    seconds = [_spread_reached([s for _, s in t], cell) for t, cell in zip(times, cells, strict=True)]
+                    rows.append([f"`{col}`", engine, name, *updates, *seconds])
+    if not rows:
+        return "No run has reached one of these levels.\n"
+    lengths = [run.result.config["budget"]["eval_every"] or next(iter(run.series(metric)), 0) for run in runs]
+    every = " or ".join(f"{n:,}" for n in sorted(set(lengths)) if n)
+    header = [claim["cols"], "engine", metric]
+    header += [f"`{model}`, {what}" for what in (f"updates in steps of {every}", "seconds") for model in models]
+    return f"{REACH.format(every=every)}\n{markdown(header, rows)}"
+
+
+def _spread_reached(values: list[float], cell: list[Run]) -> str:
+    if not cell:
+        return "not run"
+    return spread(values, 0, len(cell)) if values else f"{NONE} (n=0 of {len(cell)})"
+
+
+def render_summary(runs: list[Run]) -> str:
+    """What finished runs reached, a line for runs that differ by seed alone: nothing a paper has to agree with."""
+    if not runs:
+        return "No run has finished yet.\n"
+    columns = [c for c in COLUMNS if any(c[1].format(m=run.metric) in run.result.metrics for run in runs)]
+    rows = []
+    for (budget, cell), members in group(runs).items():
+        finished = [run for run in members if run.result.status == "finished"]
+        notes = [f"{len(members) - len(finished)} diverged"] if len(finished) < len(members) else []
+        notes += ["stale"] if any(run.stale for run in members) else []
+        rows.append(
+            [
+                " ".join(f"{k.split('.')[-1]}={v}" for k, v in [*cell, *members[0].drawn.items()]),
+                budget,
+                f"{max(run.result.updates for run in members):,}",
+                *(_summarize(finished, name) for _, name in columns),
+                f"{mean(run.seconds_per_update for run in members):.3f}",
+                ", ".join(sorted({run.engine for run in members})),
+                ", ".join(notes),
+            ]
+        )
+    measured = {run.metric for run in runs if run.result.metrics}  # of a run that diverged, nothing was
+    units = ", ".join(in_words(m) for m in METRICS.values() if m.name in measured) or "nothing"
+    header = ["run", "budget", "updates", *(title for title, _ in columns), "s / update", "engine", ""]
+    data = "".join(f"\nData: {text}.\n" for text in sorted({run.result.data for run in runs} - {""}))
+    statistics = "batch and population name the statistics that batch normalization used"
+    return f"Measured: {units}; {statistics}.\n{data}\n{markdown(header, rows)}"
+
+
+def render_scores(runs: list[Run]) -> str:
+    """What captions of the test images scored, greedy and by beam search."""
+    rows = []
+    for (budget, cell), members in group(runs).items():
+        finished = [run.result.metrics for run in members if run.result.status == "finished"]
+        run = " ".join(f"{k.split('.')[-1]}={v}" for k, v in cell)
+        for how, suffix in (("greedy", ""), ("beam of 3", "_beam3")):
+            values = [[m[key] for m in finished if (key := f"test/{name}{suffix}") in m] for name in SCORES]
+            rows.append([run, budget, how, *(spread(of_score, 3) for of_score in values)])
+    has_meteor = any("test/meteor" in run.result.metrics for run in runs)
+    note = "" if has_meteor else "METEOR needs Java, which was not there.\n\n"
+    return note + markdown(["run", "budget", "captions", *(METRICS[name].title for name in SCORES)], rows)
+
+
+def _summarize(finished: list[Run], name: str) -> str:
+    """Mean and spread of a metric, whose name has {m} in place of what people read of a run."""
+    if not finished:
+        return NONE
+    metric = METRICS[finished[0].metric]
+    named = [(run.result.metrics, name.format(m=run.metric)) for run in finished]
+    return spread([metric.scale * metrics[key] for metrics, key in named if key in metrics], metric.digits)
+
+
+def publish(
+    key: str,
+    result: dict[str, Any],
+    out_dir: Path,
+    render: Callable[[dict[str, Any]], str],
+    draw: Callable[[dict[str, Any], Path], None],
+) -> None:
+    """Store what an analysis measured, with its page and its picture, and print the page."""
+    write_json(out_dir / f"{key}.json", result)
+    (out_dir / f"{key}.md").write_text(render(result))
+    draw(result, out_dir / f"{key}.png")
+    print(render(result))

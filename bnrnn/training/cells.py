@@ -1,0 +1,74 @@
+"""The cells of a sweep: what each is, and where its run is."""
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+from bnrnn.config import CONF, compose_config, grid_of, sweep
+from bnrnn.errors import BnrnnError
+from bnrnn.training.search import apply_trial
+
+
+@dataclass
+class Cell:
+    """One cell of a sweep.
+
+    Args:
+        choices: all of its overrides, from which its configuration is composed.
+        overrides: those of them that name its folder and stand in its result.
+        budget: the name of its budget.
+        folder: where its run is or will be.
+        done: updates made so far, where `cells` has looked.
+        state: finished, diverged, begun or to do, where `cells` has looked.
+    """
+
+    choices: list[str]
+    overrides: dict[str, str]
+    budget: str
+    folder: Path
+    done: int = 0
+    state: str = "to do"
+
+    @cached_property
+    def cfg(self) -> DictConfig:
+        """Its configuration, composed when it is first needed: that takes a good part of a second."""
+        return apply_trial(compose_config(*self.choices))
+
+    @property
+    def title(self) -> str:
+        """What people call it: its experiment and its overrides."""
+        experiment = next(c.split("=", 1)[1] for c in self.choices if c.startswith("experiment="))
+        return " ".join([experiment, *(f"{k}={v}" for k, v in self.overrides.items())])
+
+
+def expand(arguments: list[str]) -> list[Cell]:
+    """Every cell that these overrides of `python -m bnrnn.train` would run, in hydra's order.
+
+    No configuration is composed, so that a long list of sweeps takes no time.
+    """
+    key = next((a.split("=", 1)[1] for a in arguments if a.startswith("experiment=")), None)
+    if key is None:
+        raise BnrnnError("a plan needs experiment=<paper>/<table>")
+    grid = grid_of([f"{k}={','.join(values)}" for k, values in sweep(key).items()] + arguments)
+    overrides = [o for o in OverridesParser.create().parse_overrides(arguments) if not o.is_hydra_override()]
+
+    root = yaml.safe_load((CONF / "train.yaml").read_text())
+    unnamed = root["hydra"]["job"]["config"]["override_dirname"]["exclude_keys"]
+    given = {"out_dir": root["out_dir"], "budget": next(d["budget"] for d in root["defaults"] if "budget" in d)}
+    given |= {o.key_or_group: str(o.value()) for o in overrides}
+    parent = Path(given["out_dir"], key, given["budget"])
+    return [
+        _cell(dict(zip(grid, values, strict=True)), parent, unnamed) for values in itertools.product(*grid.values())
+    ]
+
+
+def _cell(chosen: dict[str, str], parent: Path, unnamed: list[str]) -> Cell:
+    named = {k: v for k, v in chosen.items() if k.lstrip("+") not in unnamed}
+    name = ",".join(sorted(f"{k}={v}" for k, v in named.items()))  # hydra sorts the overrides, not their keys
+    overrides = dict(sorted((k.lstrip("+"), v) for k, v in named.items()))
+    return Cell([f"{k}={v}" for k, v in chosen.items()], overrides, parent.name, parent / name)

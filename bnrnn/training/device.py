@@ -1,0 +1,35 @@
+"""Where a run computes, and how: device, precision, the memory of the process."""
+
+import ctypes
+
+import torch
+
+from bnrnn.errors import BnrnnError
+
+
+def keep_heap() -> None:
+    """Let glibc keep freed memory: giving it back after every update costs a third of an update in page faults."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-4, 0)  # M_MMAP_MAX: large blocks from the heap too
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink it
+
+
+def set_precision(name: str, device: torch.device) -> None:
+    """Precision of matrix products; everything else stays in float32. bfloat16 is for the loop's autocast."""
+    if name not in ("float32", "tf32", "bfloat16"):
+        raise BnrnnError(f"precision={name} is unknown: use float32, tf32 or bfloat16")
+    if name == "tf32" and device.type != "cuda":
+        raise BnrnnError(f"precision=tf32 needs a GPU, and the device is {device}: use float32 or bfloat16")
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a run: auto takes the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise BnrnnError(f"device={name} asks for a GPU and torch {torch.__version__} sees none: use device=cpu")
+    if name.split(":")[0] not in ("cpu", "cuda"):
+        raise BnrnnError(f"device={name} is unknown: use auto, cpu or cuda")
+    return torch.device(name)

@@ -1,0 +1,288 @@
+"""The training loop of every paper: explicit, resumable at any update, and the same whether it was killed or not."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from bnrnn.data.base import SequenceData
+from bnrnn.inputs import Batch
+from bnrnn.layers.norm import batch_statistics, collecting_statistics, estimated_together, has_batch_norm
+from bnrnn.metrics import Scores, cross_entropy, error, score, scored_steps, sign
+from bnrnn.training.checkpoint import random_state, set_random_state
+from bnrnn.training.log import RunLog
+from bnrnn.training.optim import learning_rate
+from bnrnn.training.stop import Interrupted, Stop
+
+
+def outputs(model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits and targets of each batch, the state carried on where the batches say so."""
+    state = None
+    for batch in batches:
+        logits, state = model(batch.inputs, state if batch.carried else None, batch.t_start)
+        yield logits, batch.targets
+
+
+def has_diverged(loss: float, num_classes: int) -> bool:
+    """Whether a cross-entropy (nats) is not finite, or more than 100 times that of guessing among the classes."""
+    return not math.isfinite(loss) or loss > 100 * math.log(num_classes)
+
+
+@dataclass
+class TrainState:
+    """Where a run stands, beside its model, optimizer and random generators."""
+
+    run_id: str
+    commits: list[str]  # of the code of each piece of the run
+    update: int = 0
+    evaluated: int = 0  # update of the last evaluation
+    num_records: int = 0  # in metrics.jsonl
+    seconds: float = 0.0  # spent in updates
+    window: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))  # sums since the last record
+    largest_norm: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))  # since the last record
+    loss: float = math.nan  # in the last record
+    carried: tuple[Tensor, ...] = ()  # where the sequences of the last update ended
+    best: dict[str, Any] | None = None  # update, metrics and weights of the best evaluation
+    best_population: dict[str, Any] | None = None  # the same, chosen by validation with population statistics
+    diverged: bool = False
+
+
+@dataclass
+class Trainer:
+    """One run: `fit` trains to the end of the budget, `evaluate` measures.
+
+    Args:
+        cfg: the run's configuration, of which the loop reads what stands at its root and under `budget`.
+        save: writes a checkpoint of the given content.
+    """
+
+    cfg: DictConfig
+    model: nn.Module
+    data: SequenceData
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    state: TrainState
+    log: RunLog
+    stop: Stop
+    save: Callable[[dict[str, Any]], None]
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint holds; `restore` takes it back."""
+        return {
+            "state": dict(vars(self.state)),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "random": random_state(),
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        self.model.load_state_dict(snapshot["model"])
+        self.optimizer.load_state_dict(snapshot["optimizer"])
+        set_random_state(snapshot["random"])
+
+    def fit(self) -> None:
+        """Train; afterwards `state.best` is the best evaluation, unless `state.diverged`.
+
+        Raises Interrupted after a signal, with everything saved.
+        """
+        cfg, state, last_saved = self.cfg, self.state, time.monotonic()
+        state.window = state.window.to(self.device)  # stays there: reading it at every update would stall a GPU
+        state.largest_norm = state.largest_norm.to(self.device)
+        state.carried = tuple(s.to(self.device) for s in state.carried)
+        batches = self.training_batches()
+        self.model.train()
+        with self.log.bar(cfg.budget.updates, initial=state.update) as bar:
+            while not state.diverged:
+                try:
+                    self._evaluate_if_due()
+                    if state.update == cfg.budget.updates:
+                        break
+                    started = time.monotonic()
+                    sums = self.update(next(batches))
+                    state.window += sums
+                    state.largest_norm = state.largest_norm.maximum(sums[2])
+                    state.update += 1
+                    due = state.update % cfg.log_every == 0 or state.update == cfg.budget.updates
+                    if due and self.device.type == "cuda":
+                        torch.cuda.synchronize(self.device)  # or the time would be that of launching alone
+                    state.seconds += time.monotonic() - started
+                    if due:
+                        self._record_window()
+                        bar.set_postfix_str(self._summary(), refresh=False)
+                    bar.update()
+                    self.stop.check()
+                except Interrupted:
+                    self.save(self.snapshot())
+                    raise
+                if time.monotonic() - last_saved > cfg.checkpoint_seconds:
+                    self.save(self.snapshot())
+                    last_saved = time.monotonic()
+        self.save(self.snapshot())
+
+    def training_batches(self) -> Iterator[Batch]:
+        """Batches from the present update on; the order is a function of seed and epoch alone."""
+        per_epoch = self.data.num_batches("train", self.cfg.batch_size)
+        epoch, start = divmod(self.state.update, per_epoch)
+        while True:
+            generator = torch.Generator().manual_seed(self.cfg.seed * 1_000_003 + epoch)
+            yield from self.data.batches("train", self.cfg.batch_size, generator, start)
+            epoch, start = epoch + 1, 0
+
+    def update(self, batch: Batch) -> Tensor:
+        """One optimizer step; returns (loss, share of errors, gradient norm, 1) to be summed."""
+        cfg, state, batch = self.cfg, self.state, batch.to(self.device)
+        if cfg.lr_decay is not None:
+            epoch = state.update // self.data.num_batches("train", cfg.batch_size)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(cfg.optim.lr, epoch, **cfg.lr_decay)
+        self.optimizer.zero_grad()
+        with self._precision():
+            logits, carried = self.model(batch.inputs, state.carried if batch.carried else None, batch.t_start)
+            loss = cross_entropy(logits, batch.targets)
+        (loss * scored_steps(batch.targets) if cfg.sum_over_time else loss).backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), cfg.grad_clip or math.inf)
+        self.optimizer.step()
+        state.carried = tuple(s.detach() for s in carried)
+        wrong = error(logits, batch.targets) if self.data.metric == "error" else torch.zeros_like(norm)
+        return torch.stack([loss.detach(), wrong, norm, torch.ones_like(norm)]).double()
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.cfg.precision == "bfloat16")
+
+    def _record_window(self) -> None:
+        state = self.state
+        loss, wrong, norm, count = state.window.tolist()
+        state.window.zero_()
+        state.loss = loss / count
+        state.diverged = has_diverged(state.loss, self.data.output_size)
+        errors = {"train/error": wrong / count} if self.data.metric == "error" else {}
+        norms = {"train/grad_norm": norm / count, "train/grad_norm_max": state.largest_norm.item()}
+        state.largest_norm.zero_()
+        self._record({"train/loss": state.loss, **errors, **norms})
+
+    def _record(self, values: dict[str, float]) -> None:
+        self.log.record(self.state.update, {"seconds": round(self.state.seconds, 3), **values})
+        self.state.num_records += 1
+
+    def _evaluate_if_due(self) -> None:
+        """Validate with batch statistics, as the authors' model selection did (D7), and keep the best model.
+
+        Where the recipe asks for it (`population_every`), also validate with population statistics, and keep the model
+        that is best by these.
+        """
+        state = self.state
+        if not self._evaluation_is_due() or state.evaluated == state.update:
+            return
+        with batch_statistics(self.model):
+            metrics = self.evaluate("valid")
+        population = self._validate_with_population_statistics() if self._population_is_due() else {}
+        self._record(metrics | {f"{name}_population_statistics": value for name, value in population.items()})
+        state.evaluated = state.update
+        state.best = self._better_of(state.best, metrics)
+        if population:
+            state.best_population = self._better_of(state.best_population, population)
+        self.log.say(f"update {state.update}: {self._summary()}, now {metrics[f'valid/{self.data.metric}']:.4f}")
+
+    def _population_is_due(self) -> bool:
+        """Every `population_every`-th evaluation of a model with batch norm, and the last."""
+        every, budget = self.cfg.population_every, self.cfg.budget
+        if every is None or not has_batch_norm(self.model):
+            return False
+        return self.state.update % (every * budget.eval_every) == 0 or self.state.update == budget.updates
+
+    def _validate_with_population_statistics(self) -> dict[str, float]:
+        self.estimate_population_statistics()
+        return self.evaluate("valid")
+
+    def _better_of(self, best: dict[str, Any] | None, metrics: dict[str, float]) -> dict[str, Any]:
+        """`best`, or the model as it is now with these metrics if they are better."""
+        if best is not None and not self._better(metrics, best["metrics"]):
+            return best
+        weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+        return {"update": self.state.update, "metrics": metrics, "model": weights}
+
+    def _evaluation_is_due(self) -> bool:
+        budget = self.cfg.budget
+        return self.state.update % budget.eval_every == 0 or self.state.update == budget.updates
+
+    def _better(self, metrics: dict[str, float], best: dict[str, float]) -> bool:
+        key = f"valid/{self.data.selects_by}"
+        return sign(key) * metrics[key] > sign(key) * best[key]
+
+    def _summary(self) -> str:
+        state, metric = self.state, self.data.metric
+        parts = [f"loss {state.loss:.3f}"] if math.isfinite(state.loss) else []
+        if state.best is not None:
+            parts.append(f"best valid {metric} {state.best['metrics'][f'valid/{metric}']:.4f} @ {state.best['update']}")
+        return ", ".join(parts)
+
+    def evaluate(self, split: str) -> dict[str, float]:
+        """`<split>/loss`, `<split>/accuracy` and the data's metric, in evaluation mode."""
+        means = self._score(*self._pass(split, self.cfg.batch_size), split)
+        return {f"{split}/{name}": value for name, value in means.items()}
+
+    def evaluate_extra(self) -> dict[str, float]:
+        """The other ways to measure the test split: `test/<metric>_<name>`."""
+        extra = {name: self._score(*test, name) for name, test in self.data.extra_tests().items()}
+        return {f"test/{key}_{name}": value for name, means in extra.items() for key, value in means.items()}
+
+    def evaluate_generated(self) -> dict[str, float]:
+        """Scores of what the model generates: `test/<score>`."""
+        references = self.data.references("test")
+        if references is None:
+            return {}
+        model: Any = self.model
+        with self._measuring():
+            generated = model.generate(references.features.to(self.device))
+        return {
+            f"test/{name}{suffix}": value
+            for suffix, captions in generated.items()
+            for name, value in score([references.spell(ids) for ids in captions], references.captions).items()
+        }
+
+    def _score(self, total: int, batches: Iterator[Batch], what: str) -> dict[str, float]:
+        scores = Scores()
+        with self._measuring():
+            limited = self._limited(total, batches, self.cfg.budget.eval_batches, what)
+            for logits, targets in outputs(self.model, limited):
+                scores.add(logits, targets)
+        return scores.means(self.data.metric)
+
+    def estimate_population_statistics(self) -> None:
+        """From exact passes over the training set, in the order of an epoch."""
+        for norms in estimated_together(self.model):
+            batches = self._pass("train", self.cfg.population_batch_size)
+            with self._measuring(), collecting_statistics(self.model, norms):
+                limited = self._limited(*batches, self.cfg.budget.population_batches, "population statistics")
+                for _ in outputs(self.model, limited):
+                    pass
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        """In evaluation mode, with random generators that are seeded here and put back."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        was_training = self.model.training
+        with torch.no_grad(), torch.random.fork_rng(devices), self._precision():
+            torch.manual_seed(self.cfg.seed)
+            self.model.eval()
+            try:
+                yield
+            finally:
+                self.model.train(was_training)
+
+    def _pass(self, split: str, batch_size: int) -> tuple[int, Iterator[Batch]]:
+        shuffled = torch.Generator().manual_seed(self.cfg.seed) if split == "train" else None
+        return self.data.num_batches(split, batch_size), self.data.batches(split, batch_size, shuffled)
+
+    def _limited(self, total: int, batches: Iterator[Batch], most: int | None, what: str) -> Iterator[Batch]:
+        """The first `most` batches, on the device, with a bar."""
+        total = total if most is None else min(most, total)
+        for _, batch in self.log.track(zip(range(total), batches, strict=False), total, what):
+            self.stop.check()
+            yield batch.to(self.device)

@@ -1,0 +1,40 @@
+"""SIGTERM and SIGINT stop a run between two updates, after it was saved."""
+
+import signal
+import threading
+from types import FrameType
+
+
+class Interrupted(SystemExit):
+    """SIGTERM or SIGINT arrived and the run was saved. Unlike an Exception, it also ends a sweep."""
+
+
+class Stop:
+    """Turns SIGTERM and SIGINT into a flag while used as a context manager; a second SIGINT interrupts at once.
+
+    A signal that arrives after the last `check` is delivered again at the end of the context, so it is never lost.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __enter__(self) -> "Stop":
+        self.previous = {}
+        if threading.current_thread() is threading.main_thread():
+            self.previous = {n: signal.signal(n, self._receive) for n in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+        if self.received is not None and (error[1] is None or isinstance(error[1], Exception)):
+            signal.raise_signal(self.received)
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has arrived."""
+        if self.received is not None:
+            raise Interrupted(f"{signal.Signals(self.received).name}: saved; the same command goes on from here")

@@ -1,0 +1,72 @@
+import pytest
+import torch
+from torch import nn
+
+from bnrnn.errors import BnrnnError
+from bnrnn.layers.norm import (
+    SequenceBatchNorm,
+    collecting_statistics,
+    estimate_population_statistics,
+    shared_statistics,
+)
+from bnrnn.scan.norm import normalize
+from tests.helpers import assert_near
+
+
+def test_every_time_step_is_batchnorm1d():
+    norm = SequenceBatchNorm(3, t_max=4, gamma_init=0.7, beta=True).double()
+    nn.init.normal_(norm.beta)
+    x = torch.randn(4, 6, 3, dtype=torch.float64, requires_grad=True)
+    y = norm(x)
+    torchs = nn.BatchNorm1d(3).double()
+    torchs.weight, torchs.bias = norm.gamma, norm.beta
+    ref = torch.stack([torchs(step) for step in x])
+    weight = torch.randn_like(ref)
+    inputs = (x, norm.gamma, norm.beta)
+    for name, out, r in zip(
+        ("y", "dx", "dgamma", "dbeta"),
+        (y, *torch.autograd.grad((y * weight).sum(), inputs)),
+        (ref, *torch.autograd.grad((ref * weight).sum(), inputs)),
+        strict=True,
+    ):
+        assert_near(name, r, out)
+
+
+def test_statistics_are_mean_and_biased_variance_also_without_any_spread():
+    x = torch.randn(50, 4) * torch.tensor([1.0, 1e-3, 1e3, 0.0]) + torch.tensor([0.0, 5.0, 1.0, 3.0])
+    _, mean, var = normalize(x, torch.ones(4), None, 1e-5)
+    assert_near("mean", x.double().mean(0), mean)
+    assert_near("var", x.double().var(0, correction=0)[[0, 2]], var[[0, 2]])
+    assert_near("var of a small spread", x.double().var(0, correction=0)[1], var[1], 1e-4)
+    assert var[3] < 1e-6 * 1e-5  # nothing beside eps
+
+
+def test_a_step_with_a_single_sequence_does_not_count_in_the_population_statistics():
+    """Its variance is 0 and says nothing: the step repeats the last one that had at least two."""
+    norm, x = SequenceBatchNorm(3, t_max=4), torch.randn(4, 5, 3)
+    with collecting_statistics(norm, [norm]):
+        norm(x, batch_sizes=[5, 2, 1, 1])
+    assert (norm.pop_var > 0).all()
+    assert torch.equal(norm.pop_mean[2:], norm.pop_mean[1].expand(2, 3))
+    with collecting_statistics(norm, [norm]):
+        norm(x, batch_sizes=[5, 2, 1, 1])
+        norm(x + 1, batch_sizes=[5, 5, 5, 1])
+    assert_near("of one batch", x[2].mean(0) + 1, norm.pop_mean[2])
+    assert_near("of two", (x[1, :2].mean(0) + x[1].mean(0) + 1) / 2, norm.pop_mean[1])
+
+
+def test_a_single_frame_over_batch_and_time_has_no_variance():
+    norm, x = SequenceBatchNorm(3, t_max=None), torch.randn(1, 2, 3)
+    with pytest.raises(BnrnnError, match="at least 2 sequences, got a batch of 1"):
+        norm(x, batch_sizes=[1])
+    assert norm(x, batch_sizes=[2]).isfinite().all()
+
+
+def test_shared_statistics_are_the_average_over_time_and_end_with_the_block():
+    norm, x = SequenceBatchNorm(3, t_max=4).eval(), torch.randn(4, 5, 3)
+    estimate_population_statistics(norm, iter([x]))  # an iterator will do for a model that takes one pass
+    mean, var = norm.pop_mean.clone(), norm.pop_var.clone()
+    with shared_statistics(norm):
+        expected = 0.1 * (x - mean.mean(0)) / (var.mean(0) + norm.eps).sqrt()
+        assert_near("y", expected, norm(x))
+    assert torch.equal(norm.pop_mean, mean) and torch.equal(norm.pop_var, var)

@@ -1,0 +1,155 @@
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bnrnn.errors import BnrnnError
+from bnrnn.layers.bn_lstm import BNLSTM
+from bnrnn.layers.bn_rnn import BNRNN
+from bnrnn.layers.input_bn_lstm import InputBNLSTM
+from bnrnn.layers.lstm import LSTM
+from bnrnn.layers.norm import estimate_population_statistics
+from bnrnn.layers.rnn import RNN
+from bnrnn.models.sequence_model import SequenceModel, init_cooijmans
+from tests.helpers import assert_near
+
+SIZES = {"hidden_size": 4, "input_size": 2, "output_size": 3, "t_max": 5}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_it_starts_from_the_learned_state_and_reads_out_every_step(options):
+    model = SequenceModel(LSTM, **SIZES, **options)
+    num_states = len(model.layer.layers)
+    for state in model.initial_state.values():
+        assert state.shape == (num_states, 4)
+        nn.init.normal_(state)
+    x = torch.randn(5, 6, 2)
+    state = tuple(model.initial_state[k][:, None].expand(num_states, 6, 4) for k in "hc")
+    y, last = model.layer(x, state)
+    logits, ended = model(x)
+    assert_near("logits", model.head(y), logits)
+    assert all(torch.equal(a, b) for a, b in zip(last, ended, strict=True))
+    logits.square().sum().backward()
+    assert all((state.grad.abs().sum(1) > 0).all() for state in model.initial_state.values())
+
+
+def test_only_the_last_steps_are_read_out_where_only_they_are_scored():
+    torch.manual_seed(0)
+    whole, model = SequenceModel(LSTM, **SIZES), SequenceModel(LSTM, **SIZES, scored_steps=2)
+    model.load_state_dict(whole.state_dict())
+    x = torch.randn(5, 6, 2)
+    (logits, _), (expected, _) = model(x), whole(x)
+    assert logits.shape == (2, 6, 3)
+    assert_near("logits", expected[-2:], logits)
+    logits.square().sum().backward()
+    expected[-2:].square().sum().backward()
+    for (name, p), q in zip(model.named_parameters(), whole.parameters(), strict=True):
+        if q.grad is not None:
+            assert_near(name, q.grad, p.grad)
+
+
+def test_state_noise_is_drawn_anew_in_every_pass_also_in_evaluation_for_every_h_and_no_c():
+    layer = partial(BNLSTM, gamma_init=1.0)
+    model = SequenceModel(layer, **SIZES | {"input_size": 1, "t_max": 2}, state_noise=0.1, num_layers=2)
+    seen = []
+    model.layer.register_forward_pre_hook(lambda _, args: seen.append(args[1]))
+    x = torch.randn(2, 5000, 1)
+    model(x), model(x)
+    model.layer.forward = lambda x, state, t_start, lengths: (x.new_zeros(*x.shape[:2], 4), state)
+    model.eval()(x)
+    for h, c in seen:
+        assert (h.std((1, 2)) - 0.1).abs().max() < 0.002
+        assert (c == 0).all()
+    drawn = [noise for h, _ in seen for noise in h]
+    assert all(not torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
+
+
+def test_every_single_layer_is_initialised():
+    init = partial(init_cooijmans, hidden="identity")
+    model = SequenceModel(LSTM, **SIZES, num_layers=2, bidirectional=True, init=init)
+    assert [layer.input_size for layer in model.layer.layers] == [2, 2, 8, 8]
+    for layer in model.layer.layers:
+        assert torch.equal(layer.weight_hh.chunk(4)[2], torch.eye(4))
+        assert (layer.bias.chunk(4)[1] == 1).all()
+    weight = model.head.weight
+    assert weight.shape == (3, 8)
+    assert torch.allclose(weight @ weight.T, torch.eye(3), atol=1e-5)
+
+
+def test_one_layer_has_the_parameters_of_layer_state_and_head():
+    count = sum(p.numel() for p in SequenceModel(BNLSTM, **SIZES).parameters())
+    assert count == sum(p.numel() for p in BNLSTM(2, 4, 5).parameters()) + 2 * 4 + (4 + 1) * 3
+
+
+def test_dropout_acts_between_layers_in_training_alone():
+    model = SequenceModel(RNN, **SIZES, num_layers=2, dropout=0.5)
+    x = torch.randn(5, 6, 2)
+    assert not torch.equal(model(x)[0], model(x)[0])
+    model.eval()
+    assert torch.equal(model(x)[0], model(x)[0])
+
+
+@pytest.mark.parametrize("layer", [LSTM, BNLSTM, InputBNLSTM, RNN, BNRNN])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_ids_are_one_hot_rows_in_outputs_and_gradients(layer, options):
+    model = SequenceModel(layer, **SIZES | {"input_size": 7}, **options).double()
+    ids = torch.randint(7, (5, 6))
+    parameters = list(model.parameters())
+    runs = []
+    for x in (ids, F.one_hot(ids, 7).double()):
+        logits, _ = model(x)
+        runs.append([logits, *torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True)])
+    for got, expected in zip(*runs, strict=True):
+        assert (got is None and expected is None) or torch.allclose(got, expected, atol=1e-12)
+
+
+def test_ids_beyond_the_vocabulary_are_refused_with_their_place():
+    model = SequenceModel(LSTM, **SIZES | {"input_size": 7})
+    ids = torch.zeros(5, 6, dtype=torch.long)
+    ids[3, 2] = 7
+    with pytest.raises(BnrnnError, match=r"ids from 0 to 6, and 7 at time step 3 of sequence 2"):
+        model(ids)
+
+
+def test_an_embedding_is_what_the_first_layer_reads():
+    model = SequenceModel(LSTM, **SIZES | {"input_size": 7}, embedding_size=3)
+    ids = torch.randint(7, (5, 6))
+    assert model.layer.input_size == 3
+    state = tuple(model.initial_state[k][:, None].expand(1, 6, 4) for k in "hc")
+    assert torch.equal(model(ids)[0], model.head(model.layer(model.embedding(ids), state)[0]))
+
+
+def test_dropout_of_a_language_model_is_on_embedded_ids_between_layers_and_before_the_head():
+    model = SequenceModel(RNN, **SIZES | {"input_size": 7}, embedding_size=50, num_layers=2, dropout=0.5)
+    seen = {}
+    model.layer.register_forward_pre_hook(lambda _, args: seen.update(embedded=args[0]))
+    model.layer.layers[1].register_forward_pre_hook(lambda _, args: seen.update(between=args[0]))
+    model.head.register_forward_pre_hook(lambda _, args: seen.update(read=args[0]))
+    model(torch.randint(7, (40, 6)))
+    for x in seen.values():
+        assert 0.4 < (x == 0).float().mean() < 0.6
+    model.eval()(torch.randint(7, (40, 6)))
+    assert all((x != 0).all() for x in seen.values())
+
+
+def test_without_a_learned_state_sequences_begin_with_zeros():
+    model = SequenceModel(LSTM, **SIZES, learned_state=False)
+    assert not model.initial_state
+    x = torch.randn(5, 6, 2)
+    assert torch.equal(model(x)[0], model.head(model.layer(x)[0]))
+
+
+@pytest.mark.parametrize("layer", [LSTM, BNLSTM, InputBNLSTM, BNRNN])
+def test_a_sequence_cut_in_windows_gives_the_logits_of_the_uncut_one(layer):
+    model = SequenceModel(layer, **SIZES | {"input_size": 7}, num_layers=2).double()
+    ids = torch.randint(7, (11, 6))
+    estimate_population_statistics(model, [ids])
+    model.eval()
+    whole, _ = model(ids)
+    state, pieces = None, []
+    for t in range(0, 11, 4):
+        logits, state = model(ids[t : t + 4], state, t)
+        pieces.append(logits)
+    assert_near("logits", whole, torch.cat(pieces))

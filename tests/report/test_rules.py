@@ -1,0 +1,213 @@
+"""Rules turn runs of equal seeds into effects, and effects into verdicts."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from bnrnn.errors import BnrnnError
+from bnrnn.report import rules
+from bnrnn.report.rules import CONTRADICTED, CONTRADICTED_IN_PART, HOLDS, IN_PART, NOT_SHOWN, Outcome, Pairing
+from bnrnn.report.runs import Run
+from bnrnn.training.results import Result
+
+
+def run(seed: int = 0, curve=None, metric="valid/accuracy", status="finished", updates=1000, metrics=None, **overrides):
+    records = [{"update": u, "seconds": float(u), metric: v} for u, v in (curve or {}).items()]
+    texts = {**{k: str(v) for k, v in overrides.items()}, "seed": str(seed)}
+    result = Result("key", texts, status, updates, 0, metrics or {}, 1.0, 1, ["abc"], {}, {})
+    return Run(Path("folder"), texts, "paper", result, records, stale=False)
+
+
+def pairing(test: dict, *sides, metric: str | list[str] = "test/accuracy") -> Pairing:
+    """Sides are lists of runs by seed, or of lists of runs."""
+    by_seed = {
+        str(k): [[x] if isinstance(x, Run) else x for x in row] for k, row in enumerate(zip(*sides, strict=True))
+    }
+    return Pairing(test, by_seed, [[metric] if isinstance(metric, str) else metric] * len(sides))
+
+
+def final(*values, metric="test/accuracy", **options):
+    return [run(k, metrics={metric: v}, **options) for k, v in enumerate(values)]
+
+
+def test_the_interval_is_students():
+    # t(0.975) is 4.3027 with two degrees of freedom and 12.7062 with one, as any table of the distribution says.
+    assert rules.student_interval([1.0, 2.0, 3.0]) == pytest.approx(
+        (2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4
+    )
+    assert rules.student_interval([1.0, 2.0]) == pytest.approx((1.5 - 12.7062 / 2, 1.5 + 12.7062 / 2), abs=1e-3)
+    assert rules.student_interval([1.0]) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("effects", "threshold", "verdict"),
+    [
+        ((5.0, 5.1, 4.9), 0.0, HOLDS),
+        ((5.0, 5.1, 4.9), 5.5, CONTRADICTED),
+        ((5.0, 5.1, 4.9), 4.9, NOT_SHOWN),  # the interval is on both sides
+        ((5.0, 5.1), 0.0, NOT_SHOWN),  # two pairs show nothing
+        ((9.0, 1.0, 5.0), 0.0, NOT_SHOWN),
+    ],
+)
+def test_a_verdict_needs_three_pairs_and_an_interval_beyond_the_threshold(effects, threshold, verdict):
+    outcome = Outcome(effects, threshold)
+    assert outcome.verdict == verdict
+    assert outcome.tendency == ("agrees" if sum(effects) / len(effects) > threshold else "disagrees")
+
+
+def test_where_all_have_to_agree_one_that_does_not_is_enough():
+    assert Outcome((1.0,) * 9, unanimous=True).verdict == HOLDS
+    assert Outcome((1.0,) * 9 + (-1.0,), unanimous=True).verdict == NOT_SHOWN
+    assert Outcome((-1.0,) * 3, unanimous=True).verdict == CONTRADICTED
+    assert Outcome((0.0,) * 3, unanimous=True).verdict == NOT_SHOWN
+
+
+def test_ends_better_knows_which_way_is_better():
+    for metric, sign in (("test/accuracy", 1), ("test/bleu4", 1), ("test/cider_beam3", 1), ("test/bpc", -1),
+                         ("valid/ppl", -1), ("test/error", -1), ("valid/loss", -1)):  # fmt: skip
+        sides = final(0.9, 0.8, metric=metric), final(0.5, 0.6, metric=metric)
+        outcome = rules.ends_better(pairing({"margin": 0.3}, *sides, metric=metric))
+        assert outcome.effects == pytest.approx((sign * 0.4, sign * 0.2)) and outcome.threshold == 0.3
+
+
+def test_a_tie_is_enough_to_be_no_worse_and_not_to_be_better():
+    sides = final(0.990, 0.991, 0.989), final(0.990, 0.990, 0.990)
+    assert rules.no_worse(pairing({"margin": 0.005}, *sides)).verdict == HOLDS
+    assert rules.ends_better(pairing({"margin": 0.0}, *sides)).verdict == NOT_SHOWN
+    worse = final(0.95, 0.951, 0.949), final(0.990, 0.990, 0.990)
+    assert rules.no_worse(pairing({"margin": 0.005}, *worse)).verdict == CONTRADICTED
+
+
+def test_of_several_scores_the_smallest_relative_difference_counts():
+    of = [run(0, metrics={"test/bleu1": 0.6, "test/cider": 0.9})]
+    than = [run(0, metrics={"test/bleu1": 0.5, "test/cider": 1.0})]
+    outcome = rules.ends_better(pairing({"margin": 0.0}, of, than, metric=["test/bleu1", "test/cider"]))
+    assert outcome.effects == pytest.approx((-0.1,))
+
+
+def test_a_diverged_run_counts_as_the_worst_of_the_others():
+    of, than = final(0.9, 0.8, 0.85), [*final(0.5, 0.7), run(2, status="diverged")]
+    given = pairing({"margin": 0.0}, of, than)
+    assert rules.ends_better(given).effects == pytest.approx((0.4, 0.1, 0.35))
+    assert given.marks == {"a diverged run counts as the worst value of the others"}
+    losses = final(1.0, metric="valid/loss"), [run(0, status="diverged")]
+    assert rules.ends_better(pairing({"margin": 0.0}, *losses, metric="valid/loss")).effects == (0.0,)
+    assert rules.ends_better(pairing({"margin": 0.0}, [run(0, status="diverged")], [run(0, status="diverged")])).n == 0
+
+
+def test_a_ranking_is_as_strong_as_its_closest_neighbours():
+    sides = [final(v, metric="valid/loss") for v in (1.0, 1.5, 1.6)]
+    assert rules.ranking(pairing({}, *sides, metric="valid/loss")).effects == pytest.approx((0.1,))
+    sides = [final(v, metric="valid/loss") for v in (1.0, 1.7, 1.6)]
+    assert rules.ranking(pairing({}, *sides, metric="valid/loss")).effects == pytest.approx((-0.1,))
+
+
+def test_what_is_alike_lies_within_the_margin():
+    sides = [final(v, v, v, metric="valid/loss") for v in (1.00, 1.015, 1.01)]
+    assert rules.alike(pairing({"margin": 0.02}, *sides, metric="valid/loss")).verdict == HOLDS
+    outcome = rules.alike(pairing({"margin": 0.01}, *sides, metric="valid/loss"))
+    assert outcome.verdict == CONTRADICTED and outcome.effects == pytest.approx((-0.015,) * 3)
+
+
+def test_reaching_a_level_first_is_a_ratio_of_updates():
+    fast, slow = {100: 0.5, 200: 0.8}, {100: 0.1, 200: 0.4, 400: 0.9}
+    given = pairing({"level": 0.7}, [run(curve=fast)], [run(curve=slow)], metric="valid/accuracy")
+    assert rules.reaches_first(given).effects == pytest.approx((math.log(2),)) and given.marks == set()
+    reverse = pairing({"level": 0.7}, [run(curve=slow)], [run(curve=fast)], metric="valid/accuracy")
+    assert rules.reaches_first(reverse).effects == pytest.approx((-math.log(2),))
+
+
+def test_a_run_that_never_gets_there_counts_with_its_length_and_is_marked():
+    fast, never = {100: 0.5, 200: 0.8}, {100: 0.1, 1000: 0.3}
+    given = pairing({"level": 0.7}, [run(curve=fast)], [run(curve=never)], metric="valid/accuracy")
+    assert rules.reaches_first(given).effects == pytest.approx((math.log(5),)) and given.marks == {rules.NEVER}
+    # Within 150 updates neither is there.
+    given = pairing({"level": 0.7, "updates": 150}, [run(curve=fast)], [run(curve=never)], metric="valid/accuracy")
+    assert rules.reaches_first(given).effects == (0.0,) and given.marks == {rules.NEVER}
+
+
+def test_settling_is_measured_against_a_runs_own_lowest_loss():
+    quick = run(curve={100: 2.0, 200: 1.005, 400: 1.0}, metric="valid/loss")
+    slow = run(curve={100: 0.9, 200: 0.6, 400: 0.5}, metric="valid/loss")
+    outcome = rules.settles_first(pairing({"share": 0.01}, [quick], [slow], metric="valid/loss"))
+    assert outcome.effects == pytest.approx((math.log(2),))
+
+
+def test_a_run_that_diverged_never_settles():
+    lost = run(curve={100: 1.0}, metric="valid/loss", status="diverged", updates=150)
+    slow = run(curve={100: 0.9, 200: 0.6, 400: 0.5}, metric="valid/loss")
+    given = pairing({"share": 0.01}, [lost], [slow], metric="valid/loss")
+    assert rules.settles_first(given).effects == pytest.approx((math.log(0.4),)) and given.marks == {rules.NEVER}
+
+
+def test_divergence_counts_where_the_other_trains():
+    lost, trained = [run(status="diverged")] * 3, final(0.1, 0.2, 0.3)
+    assert rules.diverges(pairing({}, lost, trained)).verdict == HOLDS
+    assert rules.diverges(pairing({}, trained, lost)).verdict == CONTRADICTED
+    assert rules.diverges(pairing({}, trained, trained)).verdict == NOT_SHOWN
+    assert rules.diverges(pairing({}, [*lost[:2], trained[2]], trained)).verdict == NOT_SHOWN
+
+
+def test_stability_compares_the_largest_gradients():
+    def peaks(value, **options):
+        return run(curve={10: 1.0, 20: value, 2000: 1e6}, metric="train/grad_norm", **options)
+
+    test = {"factor": 10, "updates": 1000}
+    outcome = rules.less_stable(pairing(test, [peaks(50.0)], [peaks(2.0)], metric=[]))
+    assert outcome.effects == pytest.approx((math.log(25),)) and outcome.agree == 1
+    assert rules.less_stable(pairing(test, [peaks(10.0)], [peaks(2.0)], metric=[])).agree == 0
+    lost, trained = [run(status="diverged")], [peaks(2.0)]  # not one finite gradient norm was recorded
+    assert rules.less_stable(pairing(test, lost, trained, metric=[])).agree == 1
+    assert rules.less_stable(pairing(test, trained, lost, metric=[])).effects[0] < -math.log(10)
+    assert rules.less_stable(pairing(test, lost, lost, metric=[])).effects == (0.0,)
+
+
+def test_the_largest_learning_rate_has_no_divergence_below_it():
+    def at(*statuses):
+        return [run(status=s, rate=r) for r, s in zip((0.1, 0.5, 1.0), statuses, strict=True)]
+
+    good, bad = "finished", "diverged"
+
+    def effect(of, than):
+        (value,) = rules.larger_rate(pairing({"key": "rate"}, [of], [than], metric=[])).effects
+        return math.exp(value)
+
+    assert effect(at(good, good, good), at(good, bad, bad)) == pytest.approx(10)
+    assert effect(at(good, bad, good), at(good, good, bad)) == pytest.approx(0.2)
+    assert effect(at(good, good, good), at(bad, good, good)) == pytest.approx(20)  # counts with half of the smallest
+
+
+def test_the_largest_learning_rate_at_which_a_level_is_reached():
+    def at(*lowest):
+        return [run(curve={50: v}, metric="valid/loss", rate=r) for r, v in zip((0.1, 0.5, 1.0), lowest, strict=True)]
+
+    def effect(of, than):
+        given = pairing({"key": "rate", "level": 2.5}, [of], [than], metric="valid/loss")
+        (value,) = rules.learns_at_larger_rate(given).effects
+        return math.exp(value)
+
+    assert effect(at(2.0, 2.0, 2.5), at(2.0, 9.0, 9.0)) == pytest.approx(10)
+    assert effect(at(9.0, 9.0, 9.0), at(9.0, 2.0, 9.0)) == pytest.approx(0.1)
+
+
+def test_reproduced_is_within_the_tolerance_for_sure():
+    assert rules.within([95.3, 95.5, 95.4], 95.4, 0.5).verdict == HOLDS
+    assert rules.within([94.0, 94.1, 94.05], 95.4, 0.5).verdict == CONTRADICTED
+    assert rules.within([95.0, 95.9, 94.6], 95.4, 0.5).verdict == NOT_SHOWN
+    assert rules.within([95.4], 95.4, 0.5).verdict == NOT_SHOWN
+
+
+def test_tests_that_all_have_to_hold():
+    assert rules.combined([HOLDS, HOLDS]) == HOLDS
+    assert rules.combined([HOLDS, NOT_SHOWN]) == IN_PART
+    assert rules.combined([HOLDS, CONTRADICTED, NOT_SHOWN]) == CONTRADICTED_IN_PART
+    assert rules.combined([NOT_SHOWN, CONTRADICTED]) == CONTRADICTED_IN_PART
+    assert rules.combined([CONTRADICTED]) == CONTRADICTED
+    assert rules.combined([NOT_SHOWN]) == rules.combined([]) == NOT_SHOWN
+    assert [rules.in_part(v) for v in (HOLDS, CONTRADICTED, NOT_SHOWN)] == [IN_PART, CONTRADICTED_IN_PART, NOT_SHOWN]
+
+
+def test_an_unknown_rule_is_an_error_that_names_the_claim():
+    with pytest.raises(BnrnnError, match=r"claims.yaml: claim C1: rule 'wins' is unknown: use ends_better, no_worse"):
+        rules.rule_of({"rule": "wins"}, "claims.yaml: claim C1")

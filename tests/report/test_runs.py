@@ -1,0 +1,214 @@
+"""Tables of language models: several published numbers, lengths in epochs, other metrics, random searches."""
+
+import json
+from math import exp
+
+import pytest
+
+from bnrnn.config import compose_config
+from bnrnn.errors import BnrnnError
+from bnrnn.report import plots, tables
+from bnrnn.report.claims import load_claim
+from bnrnn.report.runs import load_runs, trained_runs
+from bnrnn.training.cells import expand
+from bnrnn.training.checkpoint import MODEL
+from bnrnn.training.results import FILE, Result, config_record
+from bnrnn.training.search import apply_trial
+
+WORDS = "laurent2015/table2"
+CELL = {"model": "input_bn_lstm", "seed": "0", "setting": "small"}
+
+
+def put(results_dir, key: str, overrides: dict, metrics: dict, records: list[dict] | None = None, budget="paper"):
+    """Store a finished run as training does."""
+    arguments = [f"experiment={key}", f"budget={budget}", *(f"{k}={v}" for k, v in overrides.items())]
+    record = config_record(apply_trial(compose_config(*arguments)))
+    folder = results_dir / key / budget / ",".join(f"{k}={v}" for k, v in sorted(overrides.items()))
+    folder.mkdir(parents=True)
+    environment = {"device": "cpu", "hardware": "x86_64", "backend": "cpu"}
+    Result(
+        key,
+        overrides,
+        "finished",
+        100,
+        50,
+        metrics,
+        10.0,
+        5,
+        ["abc"],
+        environment,
+        record,
+        "a text",
+    ).write(folder)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records or []))
+
+
+def train_records(*losses: float) -> list[dict]:
+    """Two epochs of 50 updates, a record every 20: the third straddles them."""
+    updates = (20, 40, 60, 80, 100)
+    records = [{"update": u, "train/loss": loss} for u, loss in zip(updates, losses, strict=True)]
+    return [*records[:2], {"update": 50, "valid/loss": 5.0}, *records[2:], {"update": 100, "valid/loss": 4.8}]
+
+
+def test_a_training_curve_has_each_update_once(tmp_path):
+    put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0}, train_records(6.0, 5.0, 4.0, 4.0, 3.0))
+    (run,) = load_runs(WORDS, tmp_path)
+    assert run.series("train/loss") == {50: pytest.approx(5.5), 100: pytest.approx((4 + 4 + 3) / 3)}
+    assert run.series("train/ppl")[50] == pytest.approx(exp(5.5))
+    assert run.measured("train/ppl") == pytest.approx(exp(11 / 3))
+
+
+def test_a_training_curve_ends_where_the_loss_is_not_a_number(tmp_path):
+    records = train_records(6.0, 5.0, 4.0, 4.0, 3.0)
+    records[3]["train/loss"] = None
+    put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0}, records)
+    (run,) = load_runs(WORDS, tmp_path)
+    assert run.series("train/loss") == {50: pytest.approx(5.5)}
+
+
+def test_both_published_numbers_are_compared_and_valid_with_population_statistics(tmp_path):
+    metrics = {"valid/ppl": 150.0, "valid/ppl_population_statistics": 121.0, "test/ppl": 115.0}
+    put(tmp_path, WORDS, CELL, metrics, train_records(5.0, 5.0, 4.1, 4.1, 4.1))
+    sections = tables.sections(WORDS, load_claim(WORDS), load_runs(WORDS, tmp_path))
+    valid, train = sections.values()
+    assert (
+        "| `input_bn_lstm` | `small` | 120.9 | 121.0 (n=1 of 3) | +0.1 | within tolerance, n=1 (tolerance 2.0) |"
+        in valid
+    )
+    assert (
+        "| `input_bn_lstm` | `small` | 62.5 | 60.3 (n=1 of 3) | -2.2 | outside tolerance, n=1 (tolerance 2.0) |"
+        in train
+    )
+    assert valid.count("not run at this length") == train.count("not run at this length") == 5
+
+
+def test_a_run_of_another_length_or_with_something_else_changed_is_no_reproduction(tmp_path):
+    for changed in ({"budget.epochs": "14"}, {"optim.lr": "2.0"}):
+        put(tmp_path, WORDS, CELL | changed, {"valid/ppl": 120.0}, train_records(5.0, 5.0, 4.0, 4.0, 4.0))
+    claim, runs = load_claim(WORDS), load_runs(WORDS, tmp_path)
+    assert tables.render_published(WORDS, claim, claim["published"][0], runs).count("not run at this length") == 6
+    assert {run.in_grid(WORDS) for run in runs if "optim.lr" in run.overrides} == {False}
+
+
+def test_a_shorter_run_counts_at_equal_updates_unless_something_else_was_changed(tmp_path):
+    key, cell = "cooijmans2016/table2", {"data": "ptb_char", "model": "lstm"}
+    records = [{"update": 791, "valid/bpc": 2.2}]
+    put(tmp_path, key, cell | {"seed": "0"}, {"valid/bpc": 2.2}, records, budget="cpu")
+    put(
+        tmp_path,
+        key,
+        cell | {"seed": "1", "budget.epochs": "1"},
+        {"valid/bpc": 2.4},
+        [{"update": 791, "valid/bpc": 2.4}],
+    )
+    put(
+        tmp_path,
+        key,
+        cell | {"seed": "2", "model.hidden_size": "8"},
+        {"valid/bpc": 9.0},
+        [{"update": 791, "valid/bpc": 9.0}],
+    )
+    claim = load_claim(key)
+    text = tables.render_curve(key, claim, claim["curves"][0], load_runs(key, tmp_path))
+    assert "| `lstm` | `ptb_char` | 791 | 2.223 | 2.300 ± 0.141 (n=2) | +0.077 |" in text
+
+
+def test_the_summary_has_the_metric_that_people_read_and_what_was_not_measured_is_left_out(tmp_path):
+    metrics = {"valid/ppl": 150.0, "valid/ppl_shared_statistics": 123.4, "test/ppl": 115.0, "test/accuracy": 0.2}
+    put(tmp_path, WORDS, CELL, metrics)
+    text = tables.render_summary(load_runs(WORDS, tmp_path))
+    assert "perplexity per word" in text and "Data: a text." in text
+    header = next(line for line in text.splitlines() if line.startswith("| run"))
+    assert "valid, shared over time" in header and "one sequence" not in header and "%" not in header
+    assert "| 150.0 (n=1) | 123.4 (n=1) | 115.0 (n=1) |" in text
+
+
+def test_a_trial_of_a_search_is_shown_with_what_it_drew_and_is_not_stale(tmp_path):
+    key = "laurent2015/table3_search"
+    put(tmp_path, key, {"data": "ptb_char", "model": "rnn", "search.trial": "3", "seed": "0"}, {"valid/bpc": 2.0})
+    (run,) = load_runs(key, tmp_path)
+    assert not run.stale and set(run.drawn) == {"optim.lr", "optim.momentum", "batch_size"}
+    assert f"lr={run.drawn['optim.lr']} momentum={run.drawn['optim.momentum']}" in tables.render_summary([run])
+
+
+def test_a_run_whose_folder_is_deeper_because_of_a_group_path_is_found(tmp_path):
+    put(tmp_path, "zhang2017/flickr8k", {"model": "captioner/lstm", "seed": "0"}, {"valid/ppl": 30.0})
+    (run,) = load_runs("zhang2017/flickr8k", tmp_path)
+    assert run.overrides["model"] == "captioner/lstm" and run.budget == "paper" and not run.stale
+    assert "| model=captioner/lstm | paper | 100 |" in tables.render_summary([run])
+
+
+def test_a_result_that_no_longer_composes_is_stale_and_stops_no_page(tmp_path):
+    put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0})
+    path = next(tmp_path.rglob("result.json"))
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps(stored | {"overrides": CELL | {"model.renamed_since": "3"}}))
+    (run,) = load_runs(WORDS, tmp_path)
+    assert run.stale
+    assert "| stale |" in tables.render(WORDS, tmp_path)
+
+
+def test_a_run_without_the_override_of_its_column_is_in_no_panel(tmp_path):
+    key = "cooijmans2016/table2"
+    records = [{"update": 791, "seconds": 1.0, "valid/bpc": 2.2}]
+    put(tmp_path, key, {"model": "lstm"}, {"valid/bpc": 2.2}, records)
+    (run,) = load_runs(key, tmp_path)
+    assert run.in_grid(key) and run.seed == "0"
+    plots.draw_curve(key, load_claim(key)["curves"][0], tmp_path, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").exists()
+
+
+def test_a_run_with_a_deleted_key_is_not_stale(tmp_path):
+    key = "cooijmans2016/table1"
+    arguments = [f"experiment={key}", "budget=paper", "~optim.momentum"]
+    put(tmp_path, key, {"model": "lstm", "seed": "0"}, {"valid/accuracy": 0.2})
+    path = next(tmp_path.rglob("result.json"))
+    stored = json.loads(path.read_text())
+    record = config_record(compose_config(*arguments, "model=lstm"))
+    path.write_text(json.dumps(stored | {"overrides": {"model": "lstm", "~optim.momentum": ""}, "config": record}))
+    (run,) = load_runs(key, tmp_path)
+    assert not run.stale
+    (cell,) = expand([*arguments, "model=lstm", "data=pmnist", "seed=0"])
+    assert cell.folder.name == "data=pmnist,model=lstm,seed=0,~optim.momentum=null"  # as in a multirun
+    assert "momentum" not in cell.cfg.optim
+
+
+def test_an_analysis_without_models_says_what_to_train(tmp_path):
+    put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0})
+    with pytest.raises(BnrnnError, match=r"no finished run with its model: train laurent2015/table2 first"):
+        trained_runs(WORDS, tmp_path)
+
+
+def test_a_search_shows_its_best_beside_the_papers_and_a_dot_for_each_trial(tmp_path):
+    key = "laurent2015/table3_search"
+    for trial, loss in (("3", 1.5), ("4", 1.2), ("5", 1.9)):
+        cell = {"data": "ptb_char", "model": "rnn", "search.trial": trial, "seed": "0"}
+        put(tmp_path, key, cell, {"valid/loss": loss, "valid/bpc": loss / 0.6931})
+    runs = load_runs(key, tmp_path)
+    best = next(run for run in runs if run.overrides["search.trial"] == "4").drawn
+    page = tables.render(key, tmp_path)
+    assert "| `rnn` | paper | 0.42 | 0.95 | 32 | 1.1 |" in page
+    drawn = " | ".join(f"{best[k]:g}" for k in ("optim.lr", "optim.momentum", "batch_size"))
+    assert f"ours, 100 updates (3 trials, 0 diverged) | {drawn} | 1.200 |" in page
+    assert "(table3_search.png)" in page
+    plots.draw_search(key, load_claim(key)["search"], tmp_path, tmp_path / "search.png")
+    assert (tmp_path / "search.png").stat().st_size > 10_000
+
+
+def test_analyses_take_the_longest_runs_with_a_model_that_are_not_stale(tmp_path):
+    for seed in "012":
+        put(tmp_path, WORDS, CELL | {"seed": seed}, {"valid/ppl": 120.0})
+    folders = sorted((tmp_path / WORDS / "paper").iterdir())
+    for folder, (updates, recipe) in zip(folders, ((100, None), (200, None), (300, "another")), strict=True):
+        (folder / MODEL).touch()
+        result = json.loads((folder / FILE).read_text())
+        result["updates"] = updates
+        result["config_hash"] = recipe or result["config_hash"]
+        (folder / FILE).write_text(json.dumps(result))
+    assert [run.stale for run in load_runs(WORDS, tmp_path)] == [False, False, True]
+    assert [run.seed for run in trained_runs(WORDS, tmp_path)] == ["1"]
+    (folders[1] / MODEL).unlink()
+    assert [run.seed for run in trained_runs(WORDS, tmp_path)] == ["0"]
+    (folders[0] / MODEL).unlink()
+    with pytest.raises(BnrnnError, match="no finished run with its model"):
+        trained_runs(WORDS, tmp_path)

@@ -1,0 +1,342 @@
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bnrnn.config import ROOT, compose_config, sweep
+from bnrnn.report import plots, tables
+from bnrnn.report.claims import claim_keys, load_claim
+from bnrnn.report.runs import Run, load_runs
+from bnrnn.training.results import FILE, Result, config_record
+
+KEY = "cooijmans2016/table1"
+
+
+def result(
+    budget: str = "paper", test: float = 0.99, status: str = "finished", env: dict | None = None, **overrides: str
+) -> Result:
+    cfg = compose_config(f"experiment={KEY}", f"budget={budget}", *(f"{k}={v}" for k, v in overrides.items()))
+    record = config_record(cfg)
+    overrides = dict(sorted(overrides.items()))
+    metrics = {"valid/accuracy": 0.5, "test/accuracy": test} if status == "finished" else {}
+    return Result(
+        KEY,
+        overrides,
+        status,
+        cfg.budget.updates,
+        1,
+        metrics,
+        10.0,
+        5,
+        ["abc"],
+        {"device": "cpu", **(env or {})},
+        record,
+    )
+
+
+def put(results_dir, run: Result, records: list[dict] | None = None) -> None:
+    """Store a run as training does."""
+    name = ",".join(f"{k}={v}" for k, v in sorted(run.overrides.items()))
+    folder = results_dir / KEY / run.config["budget"]["name"] / name
+    folder.mkdir(parents=True)
+    run.write(folder)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records or []))
+
+
+def curve(*points: tuple[int, float, float]) -> list[dict]:
+    """The records of evaluations: update, seconds, accuracy."""
+    return [{"update": u, "seconds": s, "valid/accuracy": a} for u, s, a in points]
+
+
+def reach(results_dir) -> str:
+    """The table of time to each level."""
+    claim = load_claim(KEY)
+    return tables.render_reach(KEY, claim, claim["curves"][0], load_runs(KEY, results_dir))
+
+
+def published(results_dir) -> str:
+    """The table of the paper's numbers and ours."""
+    claim = load_claim(KEY)
+    return tables.render_published(KEY, claim, claim["published"][0], load_runs(KEY, results_dir))
+
+
+def row(text: str, *cells: str) -> str:
+    """The one line of a table that begins with these cells."""
+    (line,) = (line for line in text.splitlines() if line.startswith("| " + " | ".join(cells) + " |"))
+    return line
+
+
+def test_mean_spread_count_difference_and_verdict(tmp_path):
+    for seed, accuracy in (("0", 0.951), ("1", 0.956)):
+        put(tmp_path, result(test=accuracy, model="bn_lstm", data="pmnist", seed=seed))
+    put(tmp_path, result(test=0.97, model="lstm", data="smnist", seed="0"))
+    for seed, accuracy in (("0", 0.989), ("1", 0.990), ("2", 0.991)):
+        put(tmp_path, result(test=accuracy, model="bn_lstm", data="smnist", seed=seed))
+    text = published(tmp_path)
+    assert row(text, "`bn_lstm`", "`pmnist`").endswith(
+        "| 95.4 | 95.35 ± 0.35 (n=2 of 3) | -0.05 | within tolerance, n=2 (tolerance 0.5) |"
+    )
+    assert row(text, "`lstm`", "`smnist`").endswith(
+        "| 98.9 | 97.00 (n=1 of 3) | -1.90 | outside tolerance, n=1 (tolerance 0.5) |"
+    )
+    assert row(text, "`bn_lstm`", "`smnist`").endswith(
+        "| 99.0 | 99.00 ± 0.10 (n=3) | +0.00 | reproduced (tolerance 0.5) |"
+    )
+    assert row(text, "`lstm`", "`pmnist`").endswith("| – | – | not run at this length |")
+    assert text.count("\n") == 2 + 6
+
+
+def test_a_published_best_is_compared_with_the_best_of_the_curve(tmp_path):
+    put(tmp_path, result(model="lstm", data="smnist", seed="0"), curve((500, 1.0, 0.7), (1000, 2.0, 0.6)))
+    claim, runs = load_claim(KEY), load_runs(KEY, tmp_path)
+    part = claim["published"][0] | {"metric": "valid/accuracy"}
+    for best, shown in (({}, "50.00"), ({"best": "max"}, "70.00"), ({"best": "min"}, "60.00")):
+        text = tables.render_published(KEY, claim, part | best, runs)
+        assert f"| 98.9 | {shown} (n=1 of 3) |" in row(text, "`lstm`", "`smnist`")
+
+
+def test_numbers_of_other_papers_are_marked_as_quoted(tmp_path):
+    text = tables.render(KEY, tmp_path)
+    ours, quoted = text.split("quoted from the paper, not ours")
+    assert "iRNN" not in ours
+    assert row(quoted, "iRNN", "`pmnist`") == "| iRNN | `pmnist` | test accuracy (%) | 82.0 |"
+    assert "quoted" not in tables.render_short(KEY, tmp_path)
+    fig4a = tables.render("cooijmans2016/fig4a", tmp_path)
+    assert row(fig4a, "BN-e**", "`cnn_qa_top4`").endswith("| 9,000 |")
+
+
+def test_short_runs_are_never_the_tables_number(tmp_path):
+    put(tmp_path, result("cpu", 0.954, model="bn_lstm", data="pmnist", seed="0"),
+        curve((500, 100.0, 0.5), (2500, 500.0, 0.75)))  # fmt: skip
+    text = tables.render(KEY, tmp_path)
+    published, rest = text.split("equal updates")
+    assert "95.40" not in published
+    assert row(rest, "`bn_lstm`", "`pmnist`", "2,500").endswith("| 0.782 | 0.750 (n=1) | -0.032 |")
+    assert "1,000" not in rest.split("## All")[0], "we have no evaluation there"
+    assert row(rest, "data=pmnist model=bn_lstm", "cpu", "2,500")
+
+
+def test_a_result_of_another_recipe_is_stale(tmp_path):
+    old = result(model="lstm", data="smnist", seed="0")
+    put(tmp_path, dataclasses.replace(old, config=old.config | {"batch_size": 7}))
+    text = published(tmp_path)
+    assert row(text, "`lstm`", "`smnist`").endswith("| – | – | stale: the recipe has changed since |")
+
+
+def test_a_diverged_run_has_no_number(tmp_path):
+    put(tmp_path, result(status="diverged", model="lstm", data="smnist", seed="0"))
+    text = tables.render(KEY, tmp_path)
+    assert row(text, "`lstm`", "`smnist`").endswith("| – | – | 1 of 1 diverged |")
+    assert "1 diverged" in text.split("## All")[1]
+
+
+def test_of_two_lengths_of_one_run_the_longer_gives_the_curve(tmp_path):
+    for budget, accuracy in (("cpu", 0.1), ("paper", 0.65)):
+        put(tmp_path, result(budget, model="bn_lstm", data="pmnist", seed="0"),
+            curve((1000, 100.0, accuracy)))  # fmt: skip
+    text = tables.render(KEY, tmp_path)
+    assert "0.650 (n=1)" in row(text, "`bn_lstm`", "`pmnist`", "1,000")
+
+
+def test_training_metrics_are_averaged_between_evaluations():
+    records = [{"update": u, "train/loss": float(u)} for u in (10, 20)] + [{"update": 20, "valid/loss": 1.0}]
+    records += [{"update": 30, "train/loss": 30.0}, {"update": 30, "valid/loss": 2.0}]
+    run = Run(ROOT, {"seed": "0"}, "paper", result(), records, stale=False)
+    assert run.series("train/loss") == {20: 15.0, 30: 30.0}
+    diverged = dataclasses.replace(run, records=[*records[:3], {"update": 30, "train/loss": None, "valid/loss": None}])
+    assert diverged.series("train/loss") == {20: 15.0} and diverged.series("valid/loss") == {20: 1.0}
+    assert run.series("valid/loss") == {20: 1.0, 30: 2.0}
+
+
+def test_time_to_accuracy_is_the_first_evaluation_that_has_it(tmp_path):
+    put(tmp_path, result("cpu", model="lstm", data="pmnist", seed="0"),
+        [{"update": 10, "seconds": 2.0, "train/loss": 2.3}, *curve((500, 100.0, 0.49), (1000, 210.5, 0.5)),
+         *curve((1500, 300.0, 0.4), (2000, 400.0, 0.7))])  # fmt: skip
+    put(tmp_path, result("cpu", model="bn_lstm", data="pmnist", seed="0"), curve((500, 1400.0, 0.76)))
+    text, engine = reach(tmp_path), "reference on cpu"
+    assert row(text, "`pmnist`", engine, "0.5").endswith("| 1,000 (n=1) | 500 (n=1) | 210 (n=1) | 1,400 (n=1) |")
+    assert row(text, "`pmnist`", engine, "0.6").endswith("| 2,000 (n=1) | 500 (n=1) | 400 (n=1) | 1,400 (n=1) |")
+    assert row(text, "`pmnist`", engine, "0.75").endswith("| – (n=0 of 1) | 500 (n=1) | – (n=0 of 1) | 1,400 (n=1) |")
+    assert text.count("| `pmnist` |") == 3, "no line for what nobody reached"
+    assert "`lstm`, updates in steps of 500 | `bn_lstm`, updates in steps of 500 | `lstm`, seconds" in text
+
+
+def test_time_to_accuracy_says_how_many_seeds_got_there(tmp_path):
+    for seed, points in enumerate((curve((500, 100.0, 0.8)), curve((1000, 300.0, 0.7)), curve((1000, 310.0, 0.1)))):
+        put(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed=str(seed)), points)
+    text = reach(tmp_path)
+    assert row(text, "`smnist`", "reference on cpu", "0.7").endswith(
+        "| not run | 750 ± 354 (n=2 of 3) | not run | 200 ± 141 (n=2 of 3) |"
+    )
+    assert row(text, "`smnist`", "reference on cpu", "0.8").endswith("| 500 (n=1 of 3) | not run | 100 (n=1 of 3) |")
+
+
+def test_seconds_of_engines_hardware_and_threads_are_not_averaged(tmp_path):
+    h100, h200 = ({"device": "cuda", "hardware": f"NVIDIA {name}", "backend": "triton"} for name in ("H100", "H200"))
+    for seed, env, seconds in (("0", {}, 1000.0), ("1", {"backend": "cpu"}, 400.0), ("2", {"num_threads": 2}, 700.0)):
+        put(tmp_path, result("cpu", env=env, model="lstm", data="smnist", seed=seed), curve((500, seconds, 0.9)))
+    for seed, env, seconds in (("0", h100, 20.0), ("1", h100, 30.0), ("2", h200, 10.0)):
+        put(tmp_path, result("paper", env=env, model="lstm", data="smnist", seed=seed), curve((1000, seconds, 0.95)))
+    text = reach(tmp_path)
+    lines = {line.split(" | ")[1]: line.split(" | ")[5] for line in text.splitlines() if " | 0.9 | " in line}
+    assert lines == {
+        "cpu on cpu": "400 (n=1)",
+        "reference on cpu": "1,000 (n=1)",
+        "reference on cpu, 2 threads": "700 (n=1)",
+        "triton on NVIDIA H100": "25 ± 7 (n=2)",
+        "triton on NVIDIA H200": "10 (n=1)",
+    }
+
+
+def test_what_no_paper_has_is_shown_without_a_verdict(tmp_path):
+    put(tmp_path, result("cpu", 0.25, model="lstm", data="smnist", seed="0"))
+    put(tmp_path, result("paper", 0.75, model="lstm", data="smnist", seed="1"))
+    put(tmp_path, result("cpu", status="diverged", model="bn_lstm", data="smnist", seed="0"))
+    claim = load_claim(KEY) | {"measured": [{"what": "accuracy", "metric": "test/accuracy", "digits": 2}]}
+    text = tables.render_measured(KEY, claim, load_runs(KEY, tmp_path))
+    assert row(text, "`lstm`", "`smnist`").endswith("| 0.50 ± 0.35 (n=2 of 3) |")
+    assert row(text, "`bn_lstm`", "`smnist`").endswith("| diverged |")
+
+
+def test_a_loss_is_reached_from_above_and_steady_near_its_own_lowest():
+    records = [
+        {"update": u, "seconds": u / 10, "valid/loss": v} for u, v in ((5, 4.0), (10, 3.04), (15, 3.0), (20, 3.5))
+    ]
+    run = Run(ROOT, {"seed": "0"}, "paper", result(), records, stale=False)
+    assert run.reached("valid/loss", 3.2) == (10, 1.0) and run.reached("valid/loss", 2.9) is None
+    assert dataclasses.replace(run, records=[]).steady("valid/loss", 0.01) is None, "diverged before any evaluation"
+    assert run.steady("valid/loss", 0.02) == (10, 1.0) and run.steady("valid/loss", 0.01) == (15, 1.5)
+
+
+def test_of_two_lengths_by_one_engine_the_longer_gives_the_time(tmp_path):
+    for budget, seconds in (("cpu", 100.0), ("paper", 90.0)):
+        put(tmp_path, result(budget, model="lstm", data="smnist", seed="0"), curve((500, seconds, 0.5)))
+    assert row(reach(tmp_path), "`smnist`", "reference on cpu", "0.5").endswith("| 90 (n=1) | not run |")
+
+
+def test_stale_runs_have_no_time_to_accuracy(tmp_path):
+    old = result("cpu", model="lstm", data="smnist", seed="0")
+    put(tmp_path, dataclasses.replace(old, config=old.config | {"batch_size": 7}), curve((500, 100.0, 0.9)))
+    assert reach(tmp_path) == "No run has reached one of these levels.\n"
+
+
+def test_the_page_has_the_time_and_readme_has_not(tmp_path):
+    put(tmp_path, result("cpu", model="lstm", data="smnist", seed="0"), curve((500, 100.0, 0.9)))
+    assert "time to each level" in tables.render(KEY, tmp_path)
+    assert "time to each level" not in tables.render_short(KEY, tmp_path)
+
+
+def test_accuracies_to_reach_are_of_the_grid_and_rising():
+    levels = load_claim(KEY)["curves"][0]["reach"]
+    assert set(levels) <= set(sweep(KEY)["data"])
+    for values in levels.values():
+        assert values == sorted(set(values))
+        assert values[0] > 0 and values[-1] < 1
+
+
+def test_the_panel_of_time_shows_the_engine_that_ran_both_models(tmp_path):
+    for seed in ("0", "1", "2"):
+        put(tmp_path, result("cpu", env={"backend": "cpu"}, model="lstm", data="smnist", seed=seed))
+    for model in ("lstm", "bn_lstm"):
+        put(tmp_path, result("paper", model=model, data="smnist", seed="0"))
+    engine, runs = plots.commonest_engine(load_runs(KEY, tmp_path), "model")
+    assert engine == "reference on cpu"
+    assert [run.overrides["model"] for run in runs] == ["lstm", "bn_lstm"]
+
+
+def test_the_figure_has_a_second_row_against_time(tmp_path, monkeypatch):
+    for seed, minutes in (("0", 1.0), ("1", 3.0)):
+        run = dataclasses.replace(result("cpu", model="lstm", data="smnist", seed=seed), seconds=240.0)
+        put(tmp_path, run, curve((500, 60 * minutes, 0.2), (1000, 120 * minutes, 0.4)))
+    put(tmp_path, result("cpu", env={"backend": "cpu"}, model="lstm", data="smnist", seed="2"), curve((500, 1.0, 0.9)))
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    plots.draw_curve(KEY, load_claim(KEY)["curves"][0], tmp_path, tmp_path / "fig.png")
+    (figure,) = figures
+    updates, time = figure.axes
+    plots.plt.close(figure)
+    assert (updates.get_xlabel(), time.get_xlabel()) == ("updates", "minutes of training updates, evaluation excluded")
+    assert time.get_title() == "our runs, engine reference on cpu"
+    (mean,) = (line for line in time.get_lines() if line.get_label() == "LSTM (n=2)")
+    assert mean.get_xdata() == pytest.approx([2.0, 4.0])
+    assert mean.get_ydata() == pytest.approx([0.2, 0.4])
+
+
+def test_a_loss_that_explodes_leaves_the_picture_to_the_others_and_the_table_gets_its_order():
+    losses = {"lstm": [4.0, 3.0, 2.0], "bn_lstm": [5.0, 3e17, 2e17]}
+    runs = [
+        Run(
+            ROOT,
+            {"model": model},
+            "paper",
+            result(),
+            [{"update": u, "valid/loss": v} for u, v in enumerate(values)],
+            False,
+        )
+        for model, values in losses.items()
+    ]
+    figure, ax = plots.plt.subplots()
+    rows = {name: name for name in losses}
+    plots.draw_panel(ax, runs, rows, lambda run, row: run.overrides["model"] == row, "valid/loss", {})
+    plots.plt.close(figure)
+    assert ax.get_ylim() == (0, 6.0)
+    assert tables.spread([3e17], 1) == "3e+17 (n=1)" and tables.spread([123456.0], 1) == "123,456.0 (n=1)"
+
+
+def test_the_grid_is_the_experiments():
+    assert sweep(KEY)["seed"] == ["0", "1", "2"]
+    assert list(sweep("cooijmans2016/fig6_pmnist")) == ["model", "data", "model.layer.gamma_init", "seed"]
+
+
+def test_a_run_that_diverged_before_its_first_evaluation_stands_in_the_legend():
+    def run(model: str, curve: dict[int, float], status: str = "finished") -> Run:
+        records = [{"update": u, "valid/loss": v} for u, v in curve.items()]
+        return Run(ROOT, {"model": model}, "paper", dataclasses.replace(result(), status=status), records, False)
+
+    runs = [run("lstm", {}, "diverged"), run("lstm", {}, "diverged"), run("bn_lstm", {10: 2.0, 20: 1.0}),
+            run("bn_lstm", {10: 2.0}, "diverged")]  # fmt: skip
+    figure, ax = plots.plt.subplots()
+    rows = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "rnn": "RNN"}
+    plots.draw_panel(ax, runs, rows, lambda r, row: r.overrides["model"] == row, "valid/loss", {})
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    plots.plt.close(figure)
+    assert texts == ["LSTM (n=2, 2 diverged)", "BN-LSTM (n=2, 1 diverged)"]
+
+
+def test_no_experiment_has_more_rows_than_there_are_colors():
+    for key in claim_keys():
+        if "rows" in load_claim(key) and load_claim(key)["curves"]:
+            assert len(sweep(key)[load_claim(key)["rows"]]) <= len(plots.COLORS), key
+
+
+@pytest.mark.slow
+def test_a_changed_result_fails_the_check_and_make_tables_mends_it(tmp_path):
+    """In a copy with the runs of one table alone, since composing every run's configuration takes long."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    for name in filter(None, tracked):
+        of_another = Path(name).name in (FILE, "metrics.jsonl") and not name.startswith(f"results/{KEY}/")
+        if not of_another and (ROOT / name).exists():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    path = next((tmp_path / "results").glob(f"{KEY}/*/*/result.json"))
+    changed = Result.read(path)
+    changed.metrics["test/accuracy"] = 0.123
+    changed.write(path.parent)
+
+    def tables(*args: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "scripts/make_tables.py", *args]
+        return subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+
+    failed = tables("--check")
+    assert failed.returncode == 1
+    assert f"results/{KEY}.md" in failed.stderr and "Run `make tables`" in failed.stderr
+    assert tables().returncode == 0
+    assert tables("--check").returncode == 0
+    page = f"results/{KEY}.md"
+    assert (tmp_path / page).read_text() != (ROOT / page).read_text()

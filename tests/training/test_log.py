@@ -1,0 +1,90 @@
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bnrnn.config import ROOT
+from bnrnn.training.log import RunLog, read_jsonl
+from bnrnn.training.results import Result
+
+RUN = ("budget=smoke", "log_every=1", "model.hidden_size=16")
+
+
+def train_process(out_dir: Path, *overrides: str) -> str:
+    command = [sys.executable, "-m", "bnrnn.train", f"out_dir={out_dir}", *RUN, *overrides]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+def test_wandbs_own_reader_finds_the_record_in_the_offline_run(tmp_path):
+    train_process(tmp_path, "wandb.mode=offline", "seed=5", "model=bn_lstm")
+    run_dir = next(tmp_path.glob("default/smoke/*model=*"))
+    (wandb_dir,) = run_dir.parent.glob("wandb/offline-run-*")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(wandb_dir)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    records = [json.loads(line) for line in lines]
+
+    (run,) = (r["run"] for r in records if r["type"] == "run")
+    config = run["config"]["update"]
+    config.pop("_wandb")
+    assert config == Result.read(run_dir / "result.json").config
+    assert run["run_group"] == "default"
+    assert run["display_name"] == "log_every=1,model=bn_lstm,model.hidden_size=16,seed=5"
+
+    history = {r["history"]["step"]["num"]: r["history"]["item"] for r in records if r["type"] == "history"}
+    ours: dict[int, dict[str, float]] = {}
+    for record in read_jsonl(run_dir / "metrics.jsonl"):
+        ours.setdefault(record.pop("update"), {}).update(record)
+    theirs = {u: {k: v for k, v in item.items() if not k.startswith("_")} for u, item in history.items()}
+    assert theirs == ours
+
+    summary = {k: v for r in records if r["type"] == "summary" for k, v in r["summary"].get("update", {}).items()}
+    assert summary["status"] == "finished"
+    assert summary["test/accuracy"] == Result.read(run_dir / "result.json").metrics["test/accuracy"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "launcher", ["basic", "joblib hydra.launcher.n_jobs=2", "submitit_local hydra.launcher.timeout_min=5"]
+)
+def test_a_sweep_counts_its_cells_and_skips_the_finished_ones(tmp_path, launcher):
+    overrides = ["hydra.mode=MULTIRUN", "model=lstm,bn_lstm", "seed=4", "wandb.mode=disabled"]
+    overrides += f"hydra/launcher={launcher}".split()
+    train_process(tmp_path, *overrides)
+    cells = sorted(tmp_path.glob("default/smoke/*/result.json"))
+    names = [f"log_every=1,model.hidden_size=16,model={model},seed=4" for model in ("bn_lstm", "lstm")]
+    assert [path.parent.name for path in cells] == names
+    assert Result.read(cells[0]).overrides["model"] == "bn_lstm"
+    written = [path.stat().st_mtime_ns for path in cells]
+    if launcher == "basic":
+        cells[1].unlink()
+        output = train_process(tmp_path, *overrides)
+        assert re.search(r"\[cell 1 of 2\] \S+model=lstm,seed=4: from the start", output)
+        assert re.search(r"\[cell 2 of 2\] \S+model=bn_lstm,seed=4: finished before", output)
+        assert cells[0].stat().st_mtime_ns == written[0]
+
+
+def test_records_after_the_checkpoint_are_dropped_and_a_line_cut_off_by_a_kill_is_no_record(tmp_path):
+    with RunLog(tmp_path) as log:
+        for update in (1, 2, 3):
+            log.record(update, {"train/loss": 1.0 / update})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"update": 4, "train/lo')
+    assert [r["update"] for r in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    with RunLog(tmp_path, num_records=2) as log:
+        log.record(3, {"train/loss": float("nan")})
+    records = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [r["update"] for r in records] == [1, 2, 3]
+    assert records[-1]["train/loss"] is None
+
+
+def test_it_is_quiet_where_there_is_no_terminal(tmp_path, capsys):
+    with RunLog(tmp_path, title="[cell 1 of 2]") as log:
+        assert list(log.track(range(3), 3, "batches")) == [0, 1, 2]
+        log.say("one line")
+    captured = capsys.readouterr()
+    assert captured.out == "[cell 1 of 2] one line\n"
+    assert captured.err == ""

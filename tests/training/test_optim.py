@@ -1,0 +1,60 @@
+import copy
+
+import pytest
+import torch
+
+from bnrnn.training.optim import RMSProp
+
+
+def trajectories(first, second, num_steps: int = 5, scale: float = 1.0):
+    """The weights after some steps of two optimizers that see the same gradients."""
+    start = [torch.randn(3, 2, dtype=torch.float64), torch.randn(4, dtype=torch.float64)]
+    params = [[torch.nn.Parameter(p.clone()) for p in start] for _ in range(2)]
+    optimizers = first(params[0]), second(params[1])
+    for _ in range(num_steps):
+        grads = [scale * torch.randn_like(p) for p in start]
+        for optimizer, weights in zip(optimizers, params, strict=True):
+            for p, g in zip(weights, grads, strict=True):
+                p.grad = g.clone()
+            optimizer.step()
+    return start, *params
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_it_is_torchs_rmsprop_without_eps(momentum):
+    _, ours, torchs = trajectories(
+        lambda p: RMSProp(p, lr=0.01, decay=0.9, momentum=momentum),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, eps=0.0, momentum=momentum),
+    )
+    for p, q in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=0)
+
+
+def test_below_1e_5_the_denominator_is_1e_5_and_not_a_sum():
+    start, ours, _ = trajectories(
+        lambda p: RMSProp(p, lr=0.01), lambda p: torch.optim.SGD(p, lr=0.01), num_steps=1, scale=1e-6
+    )
+    torch.manual_seed(0)
+    [torch.randn_like(p) for p in start]  # the weights were drawn first
+    grads = [1e-6 * torch.randn_like(p) for p in start]
+    for p, q, g in zip(start, ours, grads, strict=True):
+        torch.testing.assert_close(q.data, p - 0.01 * g / 1e-5, rtol=1e-12, atol=0)
+
+
+def test_its_state_survives_a_checkpoint():
+    p = torch.nn.Parameter(torch.randn(3))
+    optimizer = RMSProp([p])
+    p.grad = torch.randn(3)
+    optimizer.step()
+    q = torch.nn.Parameter(p.data.clone())
+    other = RMSProp([q])
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    p.grad = q.grad = torch.randn(3)
+    optimizer.step(), other.step()
+    assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("bad", [{"decay": 1.0}, {"decay": -0.1}, {"momentum": 1.5}])
+def test_rates_outside_zero_to_one_are_refused(bad):
+    with pytest.raises(ValueError, match=f"optim.{next(iter(bad))} must be in"):
+        RMSProp([torch.nn.Parameter(torch.zeros(1))], **bad)
