@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from bnrnn.checkpoint import MODEL
 from bnrnn.errors import BnrnnError
 from bnrnn.evidence import ROOT, compose_config
 from bnrnn.log import read_jsonl
-from bnrnn.loop import Interrupted, Stop, Trainer, has_diverged
+from bnrnn.loop import Interrupted, Stop, Trainer, TrainState, has_diverged
 from bnrnn.results import Result
 from bnrnn.train import CHECKPOINT, LOCK, Locked, choose_device, is_being_trained, train
 
@@ -144,6 +146,21 @@ def test_the_same_seed_gives_the_same_result_and_another_seed_another(tmp_path):
     first, again, other = (train(short(f"seed={s}"), tmp_path / n) for n, s in (("a", 0), ("b", 0), ("c", 1)))
     assert without_time(tmp_path / "a") == without_time(tmp_path / "b")
     assert first.metrics == again.metrics != other.metrics
+
+
+def test_no_epoch_of_a_seed_has_the_order_of_an_epoch_of_another_seed():
+    class Orders:
+        def num_batches(self, split, batch_size):
+            return 1
+
+        def batches(self, split, batch_size, generator, start):
+            yield generator.initial_seed()
+
+    orders = []
+    for seed in range(3):
+        run = SimpleNamespace(cfg=SimpleNamespace(seed=seed, batch_size=2), data=Orders(), state=TrainState("", []))
+        orders += islice(Trainer.training_batches(run), 3)
+    assert len(set(orders)) == 9
 
 
 def test_evaluation_does_not_touch_training(tmp_path):
