@@ -297,6 +297,7 @@ def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
     [
         (["hours=abc"], "hours=abc is not possible: expected a number of hours above 0"),
         (["hours=-1"], "hours=-1 is not possible"),
+        (["hours=0"], "hours=0 is not possible"),
         (["hours=1", "jobs=0"], "jobs=0 is not possible: expected a number of workers"),
         (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not possible: expected a file that exists"),
         (["hours=1", "gobs=2"], "gobs=2 is no option of `train`: use hours=..., jobs=..., file=..., out_dir=..."),

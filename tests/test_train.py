@@ -10,14 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bnrnn.config import ROOT, compose_config
 from bnrnn.errors import BnrnnError
+from bnrnn.inputs import Batch
 from bnrnn.report.runs import load_trained
 from bnrnn.train import named_overrides, train
 from bnrnn.training import checkpoint
@@ -25,7 +28,7 @@ from bnrnn.training.checkpoint import CHECKPOINT, MODEL
 from bnrnn.training.device import choose_device
 from bnrnn.training.lock import LOCK, Locked, is_being_trained
 from bnrnn.training.log import read_jsonl
-from bnrnn.training.loop import Trainer, has_diverged
+from bnrnn.training.loop import Trainer, TrainState, has_diverged
 from bnrnn.training.results import Result, check_same_config, config_hash, config_record
 from bnrnn.training.stop import Interrupted, Stop
 
@@ -148,6 +151,65 @@ def test_the_same_seed_gives_the_same_result_and_another_seed_another(tmp_path):
     first, again, other = (train(short(f"seed={s}"), tmp_path / n) for n, s in (("a", 0), ("b", 0), ("c", 1)))
     assert without_time(tmp_path / "a") == without_time(tmp_path / "b")
     assert first.metrics == again.metrics != other.metrics
+
+
+def test_statistics_are_estimated_from_training_batches_of_their_own_size(tmp_path, monkeypatch):
+    passes, original = set(), Trainer._pass
+
+    def recorded(self, split, batch_size):
+        passes.add((split, batch_size))
+        return original(self, split, batch_size)
+
+    monkeypatch.setattr(Trainer, "_pass", recorded)
+    train(short("batch_size=20", "population_batch_size=37"), tmp_path)
+    assert passes == {("train", 37), ("valid", 20), ("test", 20)}
+
+
+def test_only_training_batches_are_shuffled_and_no_more_are_read_than_asked_for():
+    class Asked:
+        def num_batches(self, split, batch_size):
+            return 5
+
+        def batches(self, split, batch_size, generator):
+            return iter([generator and generator.initial_seed()])
+
+    run = SimpleNamespace(cfg=SimpleNamespace(seed=3), data=Asked(), device=torch.device("cpu"), stop=Stop())
+    seeds = {split: next(Trainer._pass(run, split, 2)[1]) for split in ("train", "valid", "test")}
+    assert seeds == {"train": 3, "valid": None, "test": None}
+    run.log = SimpleNamespace(track=lambda batches, total, what: batches)
+    batches = [Batch(torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.long))] * 5
+    assert [len(list(Trainer._limited(run, 5, iter(batches), most, ""))) for most in (2, 5, 9, None)] == [2, 5, 5, 5]
+
+
+def test_measuring_leaves_a_model_in_the_mode_it_was_in():
+    model = torch.nn.Dropout()
+    run = SimpleNamespace(cfg=SimpleNamespace(seed=0), device=torch.device("cpu"), model=model, _precision=nullcontext)
+    for mode in (True, False):
+        model.train(mode)
+        with Trainer._measuring(run):
+            assert not model.training
+        assert model.training == mode
+
+
+def test_the_last_update_is_validated_with_population_statistics_too(tmp_path):
+    train(short("population_every=2", "budget.updates=9"), tmp_path)
+    records = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [r["update"] for r in records if "valid/accuracy_population_statistics" in r] == [6, 9]
+
+
+def test_no_epoch_of_a_seed_has_the_order_of_an_epoch_of_another_seed():
+    class Orders:
+        def num_batches(self, split, batch_size):
+            return 1
+
+        def batches(self, split, batch_size, generator, start):
+            yield generator.initial_seed()
+
+    orders = []
+    for seed in range(3):
+        run = SimpleNamespace(cfg=SimpleNamespace(seed=seed, batch_size=2), data=Orders(), state=TrainState("", []))
+        orders += islice(Trainer.training_batches(run), 3)
+    assert len(set(orders)) == 9
 
 
 def test_evaluation_does_not_touch_training(tmp_path):

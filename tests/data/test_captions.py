@@ -320,6 +320,7 @@ def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatc
     caption.main([str(run), "--images", str(folder), "--weights", "any", *common])
     printed = capsys.readouterr().out.splitlines()
     model, data = load_trained(run, str(coco))
+    assert not model.training
     names = json.loads((coco / "coco/prepared/index.json").read_text())["images"]
     rows = [n for n, name in enumerate(names) if name.startswith("train2014/")]
     expected = decode(model, torch.from_numpy(data.features[rows].astype(np.float32)), 3)

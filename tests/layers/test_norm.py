@@ -7,6 +7,8 @@ from bnrnn.layers.norm import (
     SequenceBatchNorm,
     collecting_statistics,
     estimate_population_statistics,
+    has_batch_norm,
+    has_step_statistics,
     shared_statistics,
 )
 from bnrnn.scan.norm import normalize
@@ -70,3 +72,9 @@ def test_shared_statistics_are_the_average_over_time_and_end_with_the_block():
         expected = 0.1 * (x - mean.mean(0)) / (var.mean(0) + norm.eps).sqrt()
         assert_near("y", expected, norm(x))
     assert torch.equal(norm.pop_mean, mean) and torch.equal(norm.pop_var, var)
+
+
+def test_statistics_over_time_are_none_of_a_time_step():
+    over_time, per_step = SequenceBatchNorm(3, t_max=None), SequenceBatchNorm(3, t_max=4)
+    assert has_batch_norm(over_time) and not has_step_statistics(over_time)
+    assert has_step_statistics(nn.Sequential(over_time, per_step)) and not has_batch_norm(nn.Linear(2, 2))

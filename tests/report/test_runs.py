@@ -1,6 +1,7 @@
 """Tables of language models: several published numbers, lengths in epochs, other metrics, random searches."""
 
 import json
+import re
 from math import exp
 
 import pytest
@@ -184,6 +185,9 @@ def test_a_search_shows_its_best_beside_the_papers_and_a_dot_for_each_trial(tmp_
     for trial, loss in (("3", 1.5), ("4", 1.2), ("5", 1.9)):
         cell = {"data": "ptb_char", "model": "rnn", "search.trial": trial, "seed": "0"}
         put(tmp_path, key, cell, {"valid/loss": loss, "valid/bpc": loss / 0.6931})
+    put(tmp_path, key, {"data": "ptb_char", "model": "rnn", "search.trial": "6", "seed": "0"}, {"valid/bpc": 1.0})
+    (path,) = tmp_path.rglob("*search.trial=6*/result.json")
+    path.write_text(re.sub(r'"config_hash": "\w+"', '"config_hash": "another"', path.read_text()))  # does not count
     runs = load_runs(key, tmp_path)
     best = next(run for run in runs if run.overrides["search.trial"] == "4").drawn
     page = tables.render(key, tmp_path)
@@ -198,16 +202,21 @@ def test_a_search_shows_its_best_beside_the_papers_and_a_dot_for_each_trial(tmp_
 def test_analyses_take_the_longest_runs_with_a_model_that_are_not_stale(tmp_path):
     for seed in "012":
         put(tmp_path, WORDS, CELL | {"seed": seed}, {"valid/ppl": 120.0})
-    folders = sorted((tmp_path / WORDS / "paper").iterdir())
-    for folder, (updates, recipe) in zip(folders, ((100, None), (200, None), (300, "another")), strict=True):
+    put(tmp_path, WORDS, CELL | {"seed": "3", "optim.lr": "2.0"}, {"valid/ppl": 120.0})  # beyond the grid
+    of_seed = {folder.name.partition("seed=")[2][0]: folder for folder in (tmp_path / WORDS / "paper").iterdir()}
+    folders = [of_seed[seed] for seed in "0123"]
+    for folder, (updates, recipe) in zip(
+        folders, ((100, None), (200, None), (300, "another"), (200, None)), strict=True
+    ):
         (folder / MODEL).touch()
         result = json.loads((folder / FILE).read_text())
         result["updates"] = updates
         result["config_hash"] = recipe or result["config_hash"]
         (folder / FILE).write_text(json.dumps(result))
-    assert [run.stale for run in load_runs(WORDS, tmp_path)] == [False, False, True]
+    assert [run.stale for run in load_runs(WORDS, tmp_path)] == [False, False, True, False]
     assert [run.seed for run in trained_runs(WORDS, tmp_path)] == ["1"]
-    (folders[1] / MODEL).unlink()
+    for folder in (folders[1], folders[3]):
+        (folder / MODEL).unlink()
     assert [run.seed for run in trained_runs(WORDS, tmp_path)] == ["0"]
     (folders[0] / MODEL).unlink()
     with pytest.raises(BnrnnError, match="no finished run with its model"):

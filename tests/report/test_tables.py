@@ -125,6 +125,9 @@ def test_a_result_of_another_recipe_is_stale(tmp_path):
     put(tmp_path, dataclasses.replace(old, config=old.config | {"batch_size": 7}))
     text = published(tmp_path)
     assert row(text, "`lstm`", "`smnist`").endswith("| – | – | stale: the recipe has changed since |")
+    put(tmp_path, result(model="lstm", data="smnist", seed="1"))  # the mean would mix two recipes
+    text = published(tmp_path)
+    assert row(text, "`lstm`", "`smnist`").endswith("| – | – | stale: the recipe has changed since |")
 
 
 def test_a_diverged_run_has_no_number(tmp_path):
@@ -196,6 +199,8 @@ def test_what_no_paper_has_is_shown_without_a_verdict(tmp_path):
     put(tmp_path, result("cpu", 0.25, model="lstm", data="smnist", seed="0"))
     put(tmp_path, result("paper", 0.75, model="lstm", data="smnist", seed="1"))
     put(tmp_path, result("cpu", status="diverged", model="bn_lstm", data="smnist", seed="0"))
+    stale = result("paper", 0.99, model="lstm", data="smnist", seed="2")
+    put(tmp_path, dataclasses.replace(stale, config_hash="0" * 16))
     claim = load_claim(KEY) | {"measured": [{"what": "accuracy", "metric": "test/accuracy", "digits": 2}]}
     text = tables.render_measured(KEY, claim, load_runs(KEY, tmp_path))
     assert row(text, "`lstm`", "`smnist`").endswith("| 0.50 ± 0.35 (n=2 of 3) |")

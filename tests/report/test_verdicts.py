@@ -87,6 +87,21 @@ def test_of_a_longer_run_only_the_curve_counts_to_the_length_of_the_test(tmp_pat
     assert judged(tmp_path, {**shorter, "updates": 101}).outcome is None
 
 
+def test_of_two_lengths_of_a_run_the_longer_counts_and_a_stale_one_never(tmp_path):
+    for model, value in (("bn_lstm", 0.9), ("lstm", 0.8)):
+        cell = {"data": "pmnist", "model": model, "seed": "0"}
+        for budget, better in (("cpu", 0.0), ("paper", 0.05), ("smoke", 0.0)):
+            records = [{"update": 50, "seconds": 1.0, "valid/accuracy": value + better * (model == "bn_lstm")}]
+            put(tmp_path, TABLE, cell, {"valid/accuracy": value}, records, budget)
+    for path in (tmp_path / TABLE / "paper").rglob("result.json"):
+        path.write_text(path.read_text().replace('"updates": 100', '"updates": 200', 1))
+    shorter = {**BETTER, "scope": "shorter", "updates": 50, "metric": "valid/accuracy"}
+    assert judged(tmp_path, shorter).outcome.effects == pytest.approx((0.15,))
+    for path in (tmp_path / TABLE / "paper").rglob("result.json"):
+        path.write_text(re.sub(r'"config_hash": "\w+"', '"config_hash": "another"', path.read_text()))
+    assert judged(tmp_path, shorter).outcome.effects == pytest.approx((0.1,))
+
+
 def test_a_result_without_the_number_asked_for_is_left_out(tmp_path):
     for model in ("lstm", "bn_lstm"):
         put_cell(tmp_path, 0, model, 0.9)

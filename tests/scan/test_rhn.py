@@ -274,3 +274,23 @@ def test_a_population_that_lacks_a_term_is_an_error_of_every_engine(engine, name
 def test_batch_sizes_that_do_not_fit_are_named(sizes):
     with pytest.raises(BnrnnError, match="batch_sizes must be 5 numbers between 6 and 1 that never increase"):
         call(scan.rhn_scan, in_float32(problem(batch_sizes=sizes)))
+
+
+def test_scales_of_more_layers_than_there_are_are_an_error():
+    args = in_float32(problem(D=2, K=3) | {"population": None})
+    with pytest.raises(BnrnnError, match=r"gamma_s does not fit x_proj: expected \(\(2, 7\)"):
+        call(scan.rhn_scan, args)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_argument_may_be_any_view(engine):
+    scan.set_backend(engine)
+    args = in_float32(problem(population=True))
+    expected = call(scan.rhn_scan, args)[0]
+
+    def view(v):
+        return torch.stack([v, v + 1], -1)[..., 0] if isinstance(v, Tensor) else v
+
+    views = {name: view(value) for name, value in args.items()}
+    views["population"] = RHNStatistics(*map(view, args["population"]))
+    assert not views["s"].is_contiguous() and torch.equal(call(scan.rhn_scan, views)[0], expected)
