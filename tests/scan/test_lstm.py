@@ -16,12 +16,12 @@ from bnrnn import scan
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.bn_lstm import BNLSTM
-from bnrnn.scan import lstm_cpu
-from bnrnn.scan.lstm import Statistics, lstm_scan
+from bnrnn.scan.lstm.reference import Statistics, lstm_scan
+from bnrnn.scan.native import build
 from tests.helpers import assert_near
 from tests.scan.cases import ALL, NAMES, OPTIONAL, assert_agrees, everything, problem
 
-needs_compiler = pytest.mark.skipif(lstm_cpu.compiler() is None, reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
 ENGINES = ["fused", pytest.param("cpu", marks=needs_compiler)]
 SIZES = [[6, 5, 5, 3, 1], [6, 6, 6, 6, 6], [5, 4, 3, 3, 3]]  # how many of six sequences run at each of five steps
 GIVEN = list(itertools.product([True, False], repeat=5))
@@ -215,15 +215,15 @@ def test_a_second_backward_raises(engine):
 @pytest.mark.parametrize("processor", ["haswell", "x86-64"])
 def test_the_kernel_is_right_for_other_processors(processor, monkeypatch, tmp_path):
     """Vectors of 8, and of 8 in two halves."""
-    flags = [f"-march={processor}" if flag == "-march=native" else flag for flag in lstm_cpu.FLAGS]
-    monkeypatch.setattr(lstm_cpu, "FLAGS", flags)
+    flags = [f"-march={processor}" if flag == "-march=native" else flag for flag in build.FLAGS]
+    monkeypatch.setattr(build, "FLAGS", flags)
     assert_rebuilt_kernel_agrees(monkeypatch, tmp_path)
 
 
 @needs_compiler
 def test_a_compiler_without_openmp_will_do(monkeypatch, tmp_path):
     compiler = tmp_path / "compiler"
-    compiler.write_text(f'#!/bin/sh\nfor a; do [ "$a" = -fopenmp ] && exit 1; done\nexec {lstm_cpu.compiler()} "$@"\n')
+    compiler.write_text(f'#!/bin/sh\nfor a; do [ "$a" = -fopenmp ] && exit 1; done\nexec {build.compiler()} "$@"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     assert_rebuilt_kernel_agrees(monkeypatch, tmp_path)
@@ -231,7 +231,7 @@ def test_a_compiler_without_openmp_will_do(monkeypatch, tmp_path):
 
 def assert_rebuilt_kernel_agrees(monkeypatch, cache) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    lstm_cpu.library.cache_clear()
+    build.library.cache_clear()
     scan._engine.cache_clear()
     for shape in ((3, 7, 45), (2, 4, 1), (3, 5, 8)):
         assert_agrees("cpu", problem(*shape))
@@ -273,8 +273,8 @@ def test_auto_takes_the_kernel_for_float32_and_the_reference_for_the_rest():
 
 
 def test_without_a_compiler_auto_takes_the_reference_and_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(lstm_cpu, "compiler", lambda: None)
-    lstm_cpu.library.cache_clear()
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    build.library.cache_clear()
     scan._has.cache_clear()
     assert [scan.backend(torch.device("cpu"), torch.float32) for _ in range(2)] == ["reference"] * 2
     assert len(caplog.messages) == 1
@@ -285,7 +285,7 @@ def test_without_a_compiler_auto_takes_the_reference_and_says_so_once(monkeypatc
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    lstm_cpu.library.cache_clear()
+    build.library.cache_clear()
     with pytest.raises(BnrnnError, match="cannot be written"):
         scan.set_backend("cpu")
 
@@ -302,8 +302,8 @@ def test_an_engine_that_cannot_run_is_an_error(monkeypatch):
         BNLSTM(2, 3, 4)(torch.randn(4, 5, 2))
     with pytest.raises(BnrnnError, match=r"float32 on the CPU, not for torch.float64"):
         BNLSTM(2, 3, 4).double()(torch.randn(4, 5, 2, dtype=torch.float64))
-    monkeypatch.setattr(lstm_cpu, "compiler", lambda: None)
-    lstm_cpu.library.cache_clear()
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    build.library.cache_clear()
     with pytest.raises(BnrnnError, match=r"needs a C\+\+ compiler"):
         scan.set_backend("cpu")
 
@@ -312,8 +312,8 @@ def test_an_engine_that_cannot_run_is_an_error(monkeypatch):
 def test_what_the_compiler_says_is_reported(monkeypatch, tmp_path):
     source = tmp_path / "broken.cpp"
     source.write_text("int main( {")
-    monkeypatch.setattr(lstm_cpu, "SOURCES", [source])
-    lstm_cpu.library.cache_clear()
+    monkeypatch.setattr(build, "SOURCES", [source])
+    build.library.cache_clear()
     with pytest.raises(BnrnnError, match=r"could not build its kernels: (.|\n)*error"):
         scan.set_backend("cpu")
 

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "cpu_products.h"
+#include "products.h"
 
 namespace {
 
