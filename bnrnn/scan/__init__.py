@@ -1,9 +1,9 @@
-"""The recurrences, each as one function over a whole sequence; several engines run it (see backend.py)."""
+"""The recurrences, each as one function over a whole sequence; several engines run it (see backends.py)."""
 
-from bnrnn.scan.backend import BACKENDS, ENGINES, backend, set_backend
-from bnrnn.scan.linear import linear
+from bnrnn.scan.backends import BACKENDS, ENGINES, backend, set_backend
 from bnrnn.scan.lstm import lstm_scan
 from bnrnn.scan.norm import normalize_over_time, normalize_sequence
+from bnrnn.scan.products import linear
 from bnrnn.scan.rhn import rhn_scan
 
 __all__ = [

@@ -1,6 +1,7 @@
 import pytest
 
 from bnrnn import scan
+from bnrnn.scan import backends
 from bnrnn.scan.native import build
 
 
@@ -9,5 +10,4 @@ def _restore():
     yield
     scan.set_backend("auto")
     build.library.cache_clear()
-    scan._has.cache_clear()
-    scan._engine.cache_clear()
+    backends._has.cache_clear()

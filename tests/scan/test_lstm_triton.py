@@ -8,6 +8,7 @@ import torch
 
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
+from bnrnn.scan import backends
 from bnrnn.scan.lstm.reference import lstm_scan
 from bnrnn.scan.triton_shared import workspace
 from tests.helpers import assert_near
@@ -138,14 +139,14 @@ def test_it_needs_a_gpu_and_at_most_float32(monkeypatch):
 def test_without_triton_auto_goes_on_and_triton_is_an_error(monkeypatch, caplog):
     scan.set_backend("auto")
     monkeypatch.setitem(sys.modules, "bnrnn.scan.lstm.triton", None)
-    scan._triton.cache_clear()
-    scan._has.cache_clear()
+    backends.triton_engine.cache_clear()
+    backends._has.cache_clear()
     cuda = torch.device("cuda")
     assert [scan.backend(cuda, torch.float32) for _ in range(2)] == ["reference"] * 2
     assert len(caplog.messages) == 1
     with pytest.raises(BnrnnError, match="pip install triton"):
         scan.set_backend("triton")
-    scan._triton.cache_clear()
+    backends.triton_engine.cache_clear()
 
 
 @pytest.mark.slow

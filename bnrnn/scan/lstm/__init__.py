@@ -9,12 +9,12 @@ from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.arguments import check_sizes, check_tensors, raised, statistics_by_name
-from bnrnn.scan.backend import backend, product_dtype, triton_engine
-from bnrnn.scan.linear import linear
+from bnrnn.scan.backends import backend, product_dtype, triton_engine
 from bnrnn.scan.lstm import reference
 from bnrnn.scan.lstm.cpu import CpuSteps
 from bnrnn.scan.lstm.fused import Steps, fused_scan
 from bnrnn.scan.lstm.reference import Options, Result, Statistics
+from bnrnn.scan.products import linear
 
 
 def lstm_scan(

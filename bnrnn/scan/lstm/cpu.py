@@ -69,11 +69,12 @@ class _Packed:
     """
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[tuple[int, int], tuple[int, Tensor]] = OrderedDict()
+        self.kept: OrderedDict[tuple[int, ...], tuple[int, Tensor]] = OrderedDict()
 
     def of(self, weight_hh: Tensor) -> Tensor:
         H = weight_hh.shape[1]
-        key, version = (weight_hh.data_ptr(), H), -1 if weight_hh.is_inference() else weight_hh._version
+        key = library()._handle, weight_hh.data_ptr(), H
+        version = -1 if weight_hh.is_inference() else weight_hh._version
         found = self.kept.pop(key, None)
         if found and found[0] == version and library().bnrnn_lstm_is_packed(H, pointer(weight_hh), pointer(found[1])):
             packed = found[1]

@@ -193,11 +193,13 @@ def fused_scan(
     if weight_ih is None and not overwrite and x.data_ptr() == x_proj.data_ptr():
         x = x.clone()
     population = options.get("population")
-    if population is None:
-        sizes = [(name, size) for name, size in (("gamma_ih", G), ("gamma_hh", G), ("gamma_c", H)) for _ in range(2)]
-        used = Statistics(*(None if given[name] is None else x.new_empty(T, size) for name, size in sizes))
-    else:
-        used = Statistics(*(None if v is None else v.contiguous() for v in population))
+    sizes = [(name, size) for name, size in (("gamma_ih", G), ("gamma_hh", G), ("gamma_c", H)) for _ in range(2)]
+    used = Statistics(
+        *(
+            None if given[name] is None else x.new_empty(T, size) if value is None else value.contiguous()
+            for (name, size), value in zip(sizes, population or Statistics(), strict=True)
+        )
+    )
     steps = engine(
         x=x,
         u=x.new_empty(T, B, G) if with_grad else None,

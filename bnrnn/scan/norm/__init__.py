@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.arguments import check_sizes, check_tensors, raised
-from bnrnn.scan.backend import backend
+from bnrnn.scan.backends import backend
 from bnrnn.scan.norm import cpu, reference
 
 Result = tuple[Tensor, Tensor, Tensor]

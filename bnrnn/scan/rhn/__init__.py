@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.arguments import check_sizes, check_tensors, raised, statistics_by_name
-from bnrnn.scan.backend import backend, product_dtype, triton_engine
+from bnrnn.scan.backends import backend, product_dtype, triton_engine
 from bnrnn.scan.rhn import reference
 from bnrnn.scan.rhn.cpu import CpuSteps
 from bnrnn.scan.rhn.fused import Steps, rhn_fused_scan

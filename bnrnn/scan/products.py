@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bnrnn.scan.backend import backend
+from bnrnn.scan.backends import backend
 from bnrnn.scan.native import linear as native
 
 
