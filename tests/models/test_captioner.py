@@ -263,21 +263,23 @@ def test_words_of_a_caption(caption, words):
 
 
 def test_the_test_images_are_captioned_greedily_and_by_a_beam_of_three(monkeypatch):
-    data, asked = ToyCaptions(), []
+    data, asked, scored = ToyCaptions(), [], []
 
     def decode_as_number(model, features, beam_size):
         assert not model.training
         asked.append((beam_size, features.tolist()))
         return [Decoded([3 + beam_size], 0.0)] * len(features)
 
+    def number_of_call(found, references):
+        scored.append((found, references))
+        return {"call": float(len(scored))}
+
     monkeypatch.setattr(captioning, "decode", decode_as_number)
-    monkeypatch.setattr(loop, "score", lambda found, references: {"same": (found, references)})
+    monkeypatch.setattr(loop, "score", number_of_call)
     run = SimpleNamespace(data=data, model=captioner("lstm", data), device=torch.device("cpu"))
     run.cfg, run._precision, run._measuring = SimpleNamespace(seed=0), nullcontext, lambda: Trainer._measuring(run)
-    scores = Trainer.evaluate_generated(run)
+    assert Trainer.evaluate_generated(run) == {"test/call": 1.0, "test/call_beam3": 2.0}
     images, features = data.images["test"], data.features_of("test").tolist()
     assert asked == [(1, features), (3, features)]
-    for name, beam_size in (("test/same", 1), ("test/same_beam3", 3)):
-        words = [data.vocabulary[3 + beam_size]] * len(images)
-        assert scores[name] == (words, [image.captions for image in images])
-    assert len(scores) == 2
+    words, references = [data.vocabulary[3 + size] for size in (1, 3)], [image.captions for image in images]
+    assert scored == [([word] * len(images), references) for word in words]
