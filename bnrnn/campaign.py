@@ -107,7 +107,7 @@ def in_order(entries: list[Entry], lane: str) -> list[Cell]:
 
 def run_worker(options: Options) -> int:
     """Be one worker; the exit status is 1 if runs failed, and 128 and the signal's number after a signal."""
-    os.nice(NICE)
+    os.setpriority(os.PRIO_PROCESS, 0, NICE)
     os.environ["TQDM_DISABLE"] = "1"  # the bars of several workers would overwrite each other
     failed: dict[Path, str] = {}
     try:

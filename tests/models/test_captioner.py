@@ -1,12 +1,15 @@
 """Captioners, decoding, and the scores against pycocoevalcap run by hand."""
 
 import shutil
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from bnrnn import metrics
 from bnrnn.data.captions import UNK
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import END, START, Captioned
@@ -15,9 +18,12 @@ from bnrnn.layers.lstm import LSTM
 from bnrnn.layers.norm import SequenceBatchNorm, estimate_population_statistics
 from bnrnn.layers.rhn import RHN
 from bnrnn.metrics import cross_entropy, score, tokenize
-from bnrnn.models import decoding as captions
+from bnrnn.models import captioner as captioning
+from bnrnn.models import decoding
 from bnrnn.models.captioner import Captioner, init_captioner
 from bnrnn.models.decoding import Decoded, decode
+from bnrnn.training import loop
+from bnrnn.training.loop import Trainer
 from tests.helpers import assert_near, without_shape_checks
 from tests.toy_captions import ToyCaptions
 
@@ -125,7 +131,7 @@ def test_the_probability_of_a_caption_is_that_of_its_words_and_its_end(size):
     data, max_words = ToyCaptions(), 5
     model, features = captioner("rhn", data).double().eval(), data.features_of("train").double()
     model.head.weight *= 6  # so that two words after a probable one are more probable than a finished caption
-    found = captions._search(model, features, size, max_words)
+    found = decoding._search(model, features, size, max_words)
     assert len({len(caption.ids) for caption in found}) > 1
     for f, caption in zip(features, found, strict=True):
         state, word, total = model.start(f[None]), START, 0.0
@@ -239,7 +245,7 @@ def by_pycocoevalcap() -> dict[str, float]:
 def test_scores_are_those_of_pycocoevalcap(monkeypatch):
     expected = by_pycocoevalcap()
     assert score(CANDIDATES, REFERENCES) == pytest.approx(expected, abs=1e-6)
-    monkeypatch.setattr(captions, "has_java", lambda: False)
+    monkeypatch.setattr(metrics, "has_java", lambda: False)
     del expected["meteor"]
     assert score(CANDIDATES, REFERENCES) == pytest.approx(expected, abs=1e-6), "without Java all but METEOR is there"
 
@@ -257,18 +263,23 @@ def test_words_of_a_caption(caption, words):
 
 
 def test_the_test_images_are_captioned_greedily_and_by_a_beam_of_three(monkeypatch):
-    data, asked = ToyCaptions(), []
+    data, asked, scored = ToyCaptions(), [], []
 
     def decode_as_number(model, features, beam_size):
+        assert not model.training
         asked.append((beam_size, features.tolist()))
         return [Decoded([3 + beam_size], 0.0)] * len(features)
 
-    monkeypatch.setattr(captions, "decode", decode_as_number)
-    monkeypatch.setattr(captions, "score", lambda found, references: {"same": (found, references)})
-    scores = data.generated_scores(nn.Identity(), torch.device("cpu"))
+    def number_of_call(found, references):
+        scored.append((found, references))
+        return {"call": float(len(scored))}
+
+    monkeypatch.setattr(captioning, "decode", decode_as_number)
+    monkeypatch.setattr(loop, "score", number_of_call)
+    run = SimpleNamespace(data=data, model=captioner("lstm", data), device=torch.device("cpu"))
+    run.cfg, run._precision, run._measuring = SimpleNamespace(seed=0), nullcontext, lambda: Trainer._measuring(run)
+    assert Trainer.evaluate_generated(run) == {"test/call": 1.0, "test/call_beam3": 2.0}
     images, features = data.images["test"], data.features_of("test").tolist()
     assert asked == [(1, features), (3, features)]
-    for name, beam_size in (("same", 1), ("same_beam3", 3)):
-        words = [data.vocabulary[3 + beam_size]] * len(images)
-        assert scores[name] == (words, [image.captions for image in images])
-    assert len(scores) == 2
+    words, references = [data.vocabulary[3 + size] for size in (1, 3)], [image.captions for image in images]
+    assert scored == [([word] * len(images), references) for word in words]
