@@ -23,8 +23,9 @@ from bnrnn.bench_speech import speech_cost
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.files import write_json
+from bnrnn.heap import keep_heap
 from bnrnn.scan import set_backend
-from bnrnn.training.device import choose_device, keep_heap
+from bnrnn.training.device import choose_device
 from bnrnn.training.results import environment, git_commit
 
 
@@ -74,7 +75,7 @@ def measure(shapes: dict[str, Shape], plan: Plan, device: torch.device, precisio
         "environment": {k: environment(device)[k] for k in ("python", "torch", "device")},
         "hardware": hardware(device),
         "precision": precision,
-        "heap": "times: freed memory is kept, as in training (bnrnn.train.keep_heap); memory: the system's default",
+        "heap": "times: freed memory is kept, as in training (bnrnn.keep_heap); memory: the system's default",
         "shapes": {
             key: f"{s.title} (B {s.B}, I {s.I}, H {s.H}" + (f", {s.num_layers} layers)" if s.num_layers > 1 else ")")
             for key, s in shapes.items()

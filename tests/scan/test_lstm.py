@@ -304,13 +304,13 @@ def test_weights_that_change_between_evaluations_are_packed_again():
 def test_the_compiled_product_is_linear_in_outputs_and_gradients(shape):
     scan.set_backend("cpu")
     T, B, I, G = shape
-    x, weight, dy = torch.randn(T, B, I), torch.randn(G, I), torch.randn(T, B, G)
+    x, weight, bias, dy = torch.randn(T, B, I), torch.randn(G, I), torch.randn(G), torch.randn(T, B, G)
     results = []
     for dtype, run in ((torch.float64, F.linear), (torch.float32, scan.linear)):
-        leaves = [x.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()]
+        leaves = [v.to(dtype).requires_grad_() for v in (x, weight, bias)]
         y = run(*leaves)
         results.append([y, *torch.autograd.grad(y, leaves, dy.to(dtype))])
-    for name, ref, out in zip(("y", "dx", "dweight"), *results, strict=True):
+    for name, ref, out in zip(("y", "dx", "dweight", "dbias"), *results, strict=True):
         assert_near(name, ref, out)
 
 
