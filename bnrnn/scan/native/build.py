@@ -76,6 +76,7 @@ def library() -> ctypes.CDLL:
             raise BnrnnError(f"backend=cpu: {path} cannot be written ({error}): set XDG_CACHE_HOME") from error
     kernels = ctypes.CDLL(str(path))
     kernels.bnrnn_lstm_packed_size.restype = ctypes.c_int64
+    kernels.bnrnn_peak.restype, kernels.bnrnn_peak.argtypes = ctypes.c_float, [ctypes.c_int64]
     return kernels
 
 

@@ -13,4 +13,19 @@ void bnrnn_product(int M, int N, int K, const float* A, int transposed, const fl
   product(M, N, K, A, transposed ? 1 : K, transposed ? M : 1, {B, step, columns != 0}, C, add, shared.get(), threads);
 }
 
+// Multiplies and adds the sums of a tile in registers, `rounds` times; their total, so that none is left out.
+float bnrnn_peak(int64_t rounds) {
+  Wide sum[ROWS][TILE] = {}, total{};
+  const Wide factor = Wide{} + 0.5f, one = Wide{} + 1.0f;
+  for (int64_t i = 0; i < rounds; ++i)
+    for (int r = 0; r < ROWS; ++r)
+      for (int v = 0; v < TILE; ++v) sum[r][v] = sum[r][v] * factor + one;
+  for (int r = 0; r < ROWS; ++r)
+    for (int v = 0; v < TILE; ++v) total += sum[r][v];
+  return total[0];
+}
+
+// Operations of a round of bnrnn_peak.
+int bnrnn_peak_operations() { return 2 * ROWS * TILE * LANES; }
+
 }  // extern "C"
