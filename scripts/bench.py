@@ -56,7 +56,7 @@ def cases(shapes: dict[str, Shape], plan: Plan, device: torch.device, peers: boo
 def errors_of(shapes: dict[str, Shape], plan: Plan, device: torch.device) -> dict[str, Any]:
     found = {}
     for key, shape in shapes.items():
-        T = min(shape.T, plan.error_T)
+        T = min(shape.T if plan.full_length else shape.quick_T, plan.error_T)
         say(f"{key}: error against float64 at T {T}")
         found[key] = {"T": T, "error": relative_errors([NAIVE, *engines(device)], shape, T, device)}
     return found

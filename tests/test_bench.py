@@ -8,10 +8,11 @@ import sys
 import pytest
 import torch
 
-from bnrnn import bench, bench_reader, bench_rhn, bench_speech
-from bnrnn.bench import NAIVE, NN_LSTM, NaiveLSTM, Plan, Shape, judge, judge_times
-from bnrnn.bench_page import render
-from bnrnn.bench_rhn import NaiveBNRHN
+from bnrnn.bench import inference, layers, peers, readers, rhn, speech, timing
+from bnrnn.bench.layers import NaiveLSTM, Shape
+from bnrnn.bench.page import render
+from bnrnn.bench.rhn import NaiveBNRHN
+from bnrnn.bench.timing import NAIVE, NN_LSTM, NO_NORM, Plan, ratios, verdict
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.bn_rhn import BNRHN
@@ -22,7 +23,7 @@ from tests.helpers import assert_near
 
 CPU = torch.device("cpu")
 TINY = {
-    "S1": Shape("pixels", T=4, quick_T=3, B=4, I=1, H=5, targets={"cpu": 1e6}),
+    "S1": Shape("pixels", T=4, quick_T=3, B=4, I=1, H=5, target=1e6),
     "S2": Shape("characters", T=4, quick_T=3, B=4, I=6, H=5, one_hot=True, input_gradient=True),
 }
 PLAN = Plan("tiny", full_length=True, memory=False, threads=(1,), error_T=2, seconds=0.0)
@@ -31,14 +32,17 @@ PLAN = Plan("tiny", full_length=True, memory=False, threads=(1,), error_T=2, sec
 @pytest.fixture(autouse=True)
 def _engines(monkeypatch):
     # Without Triton's kernels, which tests run in Python: nothing to time.
-    monkeypatch.setattr(bench, "BACKENDS", ("auto", "reference", "fused", "cpu"))
+    monkeypatch.setattr(timing, "BACKENDS", ("auto", "reference", "fused", "cpu"))
     for name in ("T", "B", "S", "V"):
-        monkeypatch.setattr(bench_reader, name, 4)
+        monkeypatch.setattr(readers, name, 4)
     for name in ("T", "B", "H", "D"):
-        monkeypatch.setattr(bench_rhn, name, 3)
+        monkeypatch.setattr(rhn, name, 3)
     for name in ("T", "B", "F", "H"):
-        monkeypatch.setattr(bench_speech, name, 5)
+        monkeypatch.setattr(speech, name, 5)
+    monkeypatch.setattr(inference, "SHAPES", {"S1": TINY["S1"], "S2": TINY["S2"], "S4": TINY["S2"]})
+    timing.engines.cache_clear()
     yield
+    timing.engines.cache_clear()
     set_backend("auto")
 
 
@@ -69,10 +73,10 @@ def test_the_naive_loop_is_the_layer(norm):
 
 
 def test_every_engine_that_can_run_is_found_and_is_exact():
-    found = bench.engines(CPU)
+    found = timing.engines(CPU)
     assert {"reference", "fused"} <= set(found) and "auto" not in found
     for shape in TINY.values():
-        errors = bench.relative_errors([NAIVE, *found], shape, shape.T, CPU)
+        errors = layers.relative_errors([NAIVE, *found], shape, shape.T, CPU)
         assert list(errors) == [NAIVE, *found]
         assert all(0 < error < 1e-5 for error in errors.values())
 
@@ -81,78 +85,77 @@ def test_an_engine_that_cannot_run_is_left_out_and_said(monkeypatch, capsys):
     def refuse(device, dtype):
         raise BnrnnError("no compiler")
 
-    monkeypatch.setattr(bench, "backend", refuse)
-    assert bench.engines(CPU) == []
+    monkeypatch.setattr(timing, "backend", refuse)
+    assert timing.engines(CPU) == []
     assert "without fused: no compiler" in capsys.readouterr().err
 
 
 def test_all_variants_take_turns():
     order = []
     runs = {name: lambda name=name: order.append(name) for name in "ab"}
-    times = bench.time_in_turn(runs, CPU, PLAN)
-    assert order == ["a", "b"] * 4  # a warm-up and the least number of rounds
-    assert [len(t) for t in times.values()] == [3, 3]
+    times = timing.time_in_turn(runs, CPU, 0.0)
+    assert order == ["a", "b"] * 6  # a warm-up and the least number of rounds
+    assert [len(t) for t in times.values()] == [5, 5]
+
+
+def test_the_work_of_a_step_is_that_of_its_products():
+    T, B, I, H = 2, 3, 5, 7
+    assert Shape("", T=T, quick_T=1, B=B, I=I, H=H).gflop(T) == pytest.approx(2e-9 * T * B * 4 * H * (3 * H + 2 * I))
+    stacked = Shape("", T=T, quick_T=1, B=B, I=I, H=H, num_layers=2, input_gradient=True)
+    assert stacked.gflop(T) == pytest.approx(2e-9 * T * B * 4 * H * (3 * H + 3 * I + 3 * H + 3 * H))
 
 
 TIMES = {
-    NN_LSTM: [100.0, 101.0, 300.0],
-    NAIVE: [220.0, 202.0, 190.0],
-    "fused": [120.0, 131.3, 140.0],
-    "cpu": [111.1] * 3,
+    NN_LSTM: [100.0, 100.0, 200.0, 100.0, 100.0],
+    NAIVE: [190.0, 200.0, 420.0, 210.0, 220.0],
+    "cpu": [90.0, 100.0, 220.0, 120.0, 130.0],
 }
+ROW = {"section": "Training step", "name": "S1, T 196", "threads": 1, "base": NN_LSTM, "ms": TIMES, "gflop": 9.0}
 
 
-def test_ratios_are_of_medians_and_the_fastest_engine_is_judged():
-    row = judge_times(TIMES, target=1.12)
-    assert row["median_ms"][NN_LSTM] == 101 and row["min_ms"][NAIVE] == 190
-    assert row["ratio"] == pytest.approx({NN_LSTM: 1, NAIVE: 2, "fused": 1.3, "cpu": 1.1})
-    assert (row["best"], row["met"]) == ("cpu", True)
-    assert row["naive_over_best"] == pytest.approx(202 / 111.1)
-    assert judge_times(TIMES, target=1.09)["met"] is False
-    assert judge_times(TIMES, target=None)["met"] is None
+def test_a_ratio_is_taken_round_by_round_and_a_verdict_needs_the_quartiles_on_one_side():
+    assert ratios(ROW | {"targets": {}}, "cpu") == pytest.approx((1.0, 1.1, 1.2))
+    for target, expected in ((1.25, "yes"), (1.2, "yes"), (1.15, "undecided"), (1.0, "undecided"), (0.95, "no")):
+        assert verdict(ROW | {"targets": {"cpu": target}}, "cpu") == expected
+    assert verdict(ROW | {"targets": {}}, "cpu") == "–"
 
 
 def stored(**changed):
-    row = {"shape": "S1", "T": 196, "threads": 1, "error_T": 50, "error": {NAIVE: 1e-6, "fused": 2e-6, "cpu": 3.21e-6}}
-    growth = {NN_LSTM: 200.0, NAIVE: None, "fused": 170.0, "cpu": 160.0}
+    row = ROW | {"targets": {"cpu": 1.15}}
+    evaluation = row | {"section": "Evaluation", "name": "S1, B 1", "targets": {}, "gflop": None}
     return {
         "name": "cpu-full",
         "commit": "0123456789ab",
         "date": "2025-01-31",
         "environment": {"torch": "2.13.0"},
         "hardware": "a processor",
+        "peak": 200.0,
         "precision": "float32",
         "shapes": {"S1": "sequential MNIST (B 64, I 1, H 100)"},
-        "rows": [{**row, **judge_times(TIMES, 1.12)}, {**row, "threads": 2, **judge_times(TIMES, None)}],
-        "memory": [{"shape": "S1", "T": 784, "MiB": growth, **judge(growth, "cpu", 0.75)}],
-        "replicas": {"shape": "S1", "T": 196, "R": 16, "engine": "cpu", "over_one": 4.0, "calls_over_together": 3.5},
+        "errors": {"S1": {"T": 50, "error": {NAIVE: 1e-6, "cpu": 3.21e-6}}},
+        "rows": [row, row | {"threads": 2, "targets": {}}, evaluation],
+        "memory": {"S1": {"T": 784, "MiB": {NN_LSTM: 200.0, NAIVE: None, "cpu": 160.0}}},
     } | changed
 
 
 def test_the_page_says_what_was_measured():
     page = render(stored())
     for line in (
-        "| shape | T timed | threads | nn.LSTM, ms | naive loop | `fused` | `cpu` | naive / best | target | met |",
-        "| S1 | 196 | 1 | 101 | 2.00 | 1.30 | **1.10** | 1.82 | 1.12 | yes |",
-        "| S1 | 196 | 2 | 101 | 2.00 | 1.30 | **1.10** | 1.82 | – | – |",
-        "| S1 | 196 | 1 | 101 (100) | 202 (190) | 131 (120) | 111 (111) | 3 |",
-        "| S1 | 50 | 1.0e-06 | 2.0e-06 | 3.2e-06 |",
-        "| S1 | 784 | 200 | – | 0.85 | **0.80** | 0.75 | no |",
+        "|  | threads | nn.LSTM, ms | naive loop | cpu | target | met |",
+        "| S1, T 196 | 1 | 100 | 2.10 (2.00–2.10) | **1.10 (1.00–1.20)** | 1.15 | undecided |",
+        "| S1, T 196 | 2 | 100 | 2.10 (2.00–2.10) | 1.10 (1.00–1.20) | – | – |",
+        "| S1, B 1 | 1 | 100 | 2.10 (2.00–2.10) | 1.10 (1.00–1.20) | – | – |",
+        "| Training step | S1, T 196 | 1 | cpu | 120 | 90.0 | 100 | 50 % | 5 |",
+        "| Training step | S1, T 196 | 2 | cpu | 120 | 90.0 | 100 | 25 % | 5 |",
+        "| Evaluation | S1, B 1 | 1 | cpu | 120 | 90.0 | – | – | 5 |",
+        "| S1 | 50 | 1.0e-06 | 3.2e-06 |",
+        "| S1 | 784 | 200 | – | 0.80 |",
+        "## Evaluation",
     ):
-        assert line in page.splitlines()
+        assert line in page.splitlines(), line
     assert "a processor, torch 2.13.0, float32, 2025-01-31, commit 0123456789ab" in page
-    assert "4.00 times the time of one" in page
-    assert "Memory" not in render(stored(memory=[])) and "readers" not in page
-    median = {"lstm": 100.0, "lstm, both directions": 200.0, "bn_e_star": 131.0, "bn_e_star_star, masked": 240.0}
-    page = render(stored(readers={"T": 40, "B": 40, "target": 1.3, "ms": {}, "median_ms": median}))
-    rhn = {"T": 20, "B": 64, "H": 512, "D": 3, "ms": {}, "median_ms": {NAIVE: 300.0, "fused": 250.0, "cpu": 200.0}}
-    assert "| 300 | 250 | 200 | 1.50 | 1.35 | yes |" in render(stored(rhn={**rhn, "target": 1.35}))
-    assert "| bn_e_star | 131 | 1.31 | lstm | 1.31 | no |" in page
-    speech = {NN_LSTM: 100.0, "lstm": 96.0, "input_bn_lstm_sequence": 108.0}
-    page_of_speech = render(stored(speech={"T": 60, "B": 24, "target": 1.1, "ms": {}, "median_ms": speech}))
-    assert "| lstm | 96.0 | 0.96 | 1.00 | – |" in page_of_speech
-    assert "| input_bn_lstm_sequence | 108 | 1.08 | 1.12 | no |" in page_of_speech
-    assert "| bn_e_star_star, masked | 240 | 2.40 | lstm, both directions | 1.20 | yes |" in page
+    assert "peak of one thread: 200 GFLOP/s" in page
+    assert "Memory" not in render(stored(memory={})) and "peak of" not in render(stored(peak=None))
 
 
 def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
@@ -160,13 +163,19 @@ def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
     printed = capsys.readouterr()
     path = tmp_path / "cpu-tiny.json"
     result = json.loads(path.read_text())
-    assert [(row["shape"], row["T"], row["error_T"]) for row in result["rows"]] == [("S1", 4, 2), ("S2", 4, 2)]
-    assert result["rows"][0]["met"] is True and result["rows"][1]["target"] is None
-    assert set(result["rows"][0]["ms"]) == {NN_LSTM, NAIVE, *bench.engines(CPU)}
-    assert result["rhn"]["T"] == 3 and list(result["rhn"]["ms"]) == [NAIVE, "reference", "fused", "cpu"]
-    assert set(result["speech"]["ms"]) == {NN_LSTM, "lstm", "input_bn_lstm_sequence"}
-    assert result["readers"]["T"] == 4 and set(result["readers"]["ms"]) == set(bench_reader.READERS)
-    assert result["replicas"]["R"] == 16 and set(result["replicas"]["ms"]) == {"R=1", "R=16", "16 calls"}
+    rows = {(row["section"], row["name"]): row for row in result["rows"]}
+    pixels = rows["Training step", "S1, T 4"]
+    assert list(pixels["ms"]) == [NN_LSTM, NAIVE, *timing.engines(CPU), NO_NORM]
+    assert pixels["targets"] == {timing.fastest(CPU): 1e6, NO_NORM: layers.WITHOUT_NORM}
+    assert verdict(pixels, timing.fastest(CPU)) == "yes"
+    assert list(rows["Training step", "S2, T 4"]["targets"]) == [NO_NORM]
+    assert set(rows["Evaluation", "S1, B 64, 20 calls of one step"]["ms"]) == {NN_LSTM, "BN-LSTM", NO_NORM}
+    assert set(rows["Replicas", "pixels, T 3"]["ms"]) == {"one", "16 in one call", "16 calls"}
+    assert {section for section, _ in rows} == {
+        "Training step", "Evaluation", "Replicas", "Recurrent highway networks", "Attentive readers", "Speech"
+    }  # fmt: skip
+    assert result["errors"]["S1"]["T"] == 2
+    assert result["peak"] is None or result["peak"] > 1
     assert result["commit"] and result["environment"]["torch"] == torch.__version__
     assert "error against float64" in printed.err
     assert backend(CPU, torch.float64) == "reference"  # auto's choice
@@ -175,22 +184,34 @@ def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
     assert capsys.readouterr().out == printed.out
 
 
-@pytest.mark.skipif(not bench.CLEAR_REFS.exists(), reason="needs Linux to tell the peak of one step")
+def test_jax_computes_the_same_layer():
+    pytest.importorskip("jax")
+    shape = TINY["S2"]
+    x, dy = layers.draw(shape, shape.T, CPU)
+    lstm = layers.build("cpu", shape, shape.T, CPU)
+    expected = layers.step("reference", lstm, x, dy)
+    found, dx = peers.jax_step(lstm.layers[0], x, dy)()
+    for name, reference in zip(dict(lstm.layers[0].named_parameters()), expected, strict=False):
+        assert_near(name, reference, torch.tensor(found[name].tolist()), 1e-4)
+    assert_near("x", expected[-1], torch.tensor(dx.tolist()), 1e-4)
+
+
+@pytest.mark.skipif(not layers.CLEAR_REFS.exists(), reason="needs Linux to tell the peak of one step")
 def test_memory_of_a_step_is_measured_in_a_process_of_its_own():
     shape = Shape("", T=64, quick_T=64, B=64, I=8, H=128)
-    mib = bench.in_fresh_process(bench.memory_growth, "reference", shape, shape.T, CPU, "float32")
+    mib = layers.in_fresh_process(layers.memory_growth, "reference", shape, shape.T, CPU, "float32")
     gates = shape.T * shape.B * 4 * shape.H * 4 / 2**20  # 8 MiB; the reference keeps several of that size
     assert 2 * gates < mib < 20 * gates
 
 
 def test_a_process_that_dies_gives_no_figure():
-    assert bench.in_fresh_process(os._exit, 1) is None
+    assert layers.in_fresh_process(os._exit, 1) is None
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("--shapes S1,S9", "S9 is unknown, use S1, S2, S3, S4, S4i, S5"),
+        ("--shapes S1,S9", "S9 is unknown, use S1, S1b, S2, S3"),
         ("--render none.json", "none.json is no benchmark"),
         ("--render README.md", "README.md is no benchmark"),
         ("--device tpu", "device=tpu is unknown"),

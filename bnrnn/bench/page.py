@@ -62,7 +62,7 @@ def render_ratios(rows: list[dict[str, Any]]) -> str:
 
 
 def render_times(rows: list[dict[str, Any]], peak: float | None) -> str:
-    """Medians and minima; the speed of the matrix products alone would be at least what is shown."""
+    """Medians and minima; where a row is about matrix products, their operations over the least time."""
     table = []
     for row in rows:
         for variant, times in row["ms"].items():
@@ -115,7 +115,7 @@ def render(result: dict[str, Any]) -> str:
         "## Relative error against float64, the worst over outputs and all gradients": render_errors(result["errors"]),
         f"## Memory that a step adds at its peak, over what `{NN_LSTM}` adds": result["memory"]
         and render_memory(result["memory"]),
-        "## All times, and the matrix products of a step at the least time": render_times(
+        "## All times": render_times(result["rows"], result["peak"]),
             result["rows"], result["peak"]
         ),
     }

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ def set_precision(device: torch.device, precision: str) -> None:
         raise BnrnnError(f"precision={precision} needs a GPU: use float32 on {device}")
 
 
+@cache
 def engines(device: torch.device) -> list[str]:
     """The engines that can run float32 on this device; says why another cannot."""
     able = []
