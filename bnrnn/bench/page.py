@@ -116,8 +116,6 @@ def render(result: dict[str, Any]) -> str:
         f"## Memory that a step adds at its peak, over what `{NN_LSTM}` adds": result["memory"]
         and render_memory(result["memory"]),
         "## All times": render_times(result["rows"], result["peak"]),
-            result["rows"], result["peak"]
-        ),
     }
     return "\n".join(f"{title}\n\n{text}" for title, text in parts.items() if text)
 
