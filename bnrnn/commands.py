@@ -1,0 +1,26 @@
+"""The console commands `bnrnn-train`, `bnrnn-plan` and `bnrnn-campaign`, which a wheel without extras has as well."""
+
+import sys
+from importlib import import_module
+
+
+def train() -> None:
+    _run("train")
+
+
+def plan() -> None:
+    _run("plan")
+
+
+def campaign() -> None:
+    _run("campaign")
+
+
+def _run(name: str) -> None:
+    try:
+        command = import_module(f"bnrnn.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "bnrnn":
+            raise
+        sys.exit(f"error: bnrnn-{name} needs {error.name}, which is not installed: pip install 'bnrnn[train]'")
+    command.cli()
