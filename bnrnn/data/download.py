@@ -24,8 +24,7 @@ def fetch(url: str, known_hash: str, folder: Path, name: str | None = None) -> P
     except OSError as error:
         raise BnrnnError(f"{folder} cannot be written to: {error}") from error
     try:
-        downloader = pooch.HTTPDownloader(progressbar=True, timeout=60)
-        return Path(pooch.retrieve(url, known_hash, name or published, folder, downloader=downloader))
+        return Path(pooch.retrieve(url, known_hash, name or published, folder, progressbar=True))
     except ValueError as error:
         raise BnrnnError(f"{url} is not the published {published}: {error}\n{by_hand}") from error
     except OSError as error:
