@@ -63,7 +63,7 @@ tables: setup  ## render tables and figures from results/
 	$(PYTHON) scripts/make_tables.py
 
 data: setup  ## download MNIST, Penn Treebank and text8 (to BNRNN_DATA, or data/), checksums verified
-	$(PYTHON) scripts/prepare_data.py
+	$(PYTHON) -m bnrnn.prepare
 
 bench: setup  ## time a step of a layer against nn.LSTM and a naive loop (QUICK=1: two minutes; DEVICE=cuda)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(ARGS)

@@ -1,4 +1,4 @@
-"""The console commands `bnrnn-train`, `bnrnn-plan` and `bnrnn-campaign`, which a wheel without extras has as well."""
+"""The console commands. They are there without the packages of bnrnn[train] too, and then name what is missing."""
 
 import sys
 from importlib import import_module
@@ -14,6 +14,10 @@ def plan() -> None:
 
 def campaign() -> None:
     _run("campaign")
+
+
+def prepare() -> None:
+    _run("prepare")
 
 
 def _run(name: str) -> None:

@@ -120,6 +120,7 @@ def test_the_commands_of_the_wheel_train_from_another_folder(scripts, tmp_path):
     assert all(result["status"] == "finished" and result["commits"] == ["v0.1.0"] for result in results)
     status = run(scripts / "bnrnn-campaign", "status", "out_dir=outputs", cwd=tmp_path)
     assert "cooijmans2016/table1" in status
+    assert "cnn_qa" in run(scripts / "bnrnn-prepare", "--help", cwd=tmp_path)
 
 
 @pytest.mark.slow

@@ -37,11 +37,13 @@ def test_every_training_command_composes(command):
 
 
 def test_every_script_knows_its_options():
-    scripts = [command.split() for command in COMMANDS if command.startswith("python scripts/")]
+    scripts = [command for command in COMMANDS if re.match(r"python (scripts/|-m bnrnn\.prepare)", command)]
     assert scripts
-    for _, script, *arguments in scripts:
-        run = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True)
-        assert all(option in run.stdout for option in arguments if option.startswith("--"))
+    for command in scripts:
+        program, arguments = re.match(r"python (-m \S+|\S+)(.*)", command).groups()
+        run = [sys.executable, *program.split(), "--help"]
+        run = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert all(option in run.stdout for option in arguments.split() if option.startswith("--"))
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS)))

@@ -89,7 +89,7 @@ def _read_idx(data_dir: Path, name: str) -> bytes:
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
     if path is None:
         raise BnrnnError(
-            f"{folder / name}.gz is missing: run `make data` (or `python scripts/prepare_data.py mnist "
+            f"{folder / name}.gz is missing: run `make data` (or `python -m bnrnn.prepare mnist "
             f"--data-dir {data_dir}`), or set BNRNN_DATA to the folder that holds mnist/"
         )
     content = path.read_bytes()
@@ -112,7 +112,7 @@ def _check(path: Path, content: bytes, name: str) -> None:
 
 
 def _mend(data_dir: Path) -> str:
-    return f"fetch it again with `make data` (or `python scripts/prepare_data.py mnist --data-dir {data_dir}`)"
+    return f"fetch it again with `make data` (or `python -m bnrnn.prepare mnist --data-dir {data_dir}`)"
 
 
 def _is_good(data_dir: Path, name: str) -> bool:

@@ -82,7 +82,7 @@ def prepare_ptb(data_dir: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    command = f"`make data` (or `python scripts/prepare_data.py ptb --data-dir {path.parent.parent}`)"
+    command = f"`make data` (or `python -m bnrnn.prepare ptb --data-dir {path.parent.parent}`)"
     if not path.exists():
         raise BnrnnError(f"{path} is missing: run {command}, or set BNRNN_DATA to the folder that holds ptb/")
     content = path.read_bytes()

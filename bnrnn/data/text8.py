@@ -50,7 +50,7 @@ class Text8(Segments):
 
 def load_text8(data_dir: Path, prefix: bool) -> UInt8[np.ndarray, " _"]:
     """All of text8, checksum verified; or, with `prefix`, a beginning of it."""
-    remedy = f"run `make data` (or `python scripts/prepare_data.py text8 --data-dir {data_dir}`)"
+    remedy = f"run `make data` (or `python -m bnrnn.prepare text8 --data-dir {data_dir}`)"
     remedy += " and use data=text8" if prefix else ""
     path = _find(data_dir / "text8", prefix, remedy)
     text = _open(path, str(path), remedy)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from bnrnn import prepare
 from bnrnn.data import mnist
 from bnrnn.data.base import sha256
 from bnrnn.data.mnist import SequentialMNIST, pixel_index, prepare_mnist
 from bnrnn.errors import BnrnnError
-from scripts import prepare_data
 from tests.helpers import served
 
 NAMES = list(mnist.CHECKSUMS)
@@ -160,11 +160,11 @@ def test_no_network_says_where_to_put_the_files(small, tmp_path, monkeypatch):
 
 
 def test_what_is_missing_is_named_with_a_command_that_the_script_takes(tmp_path, capsys, monkeypatch):
-    with pytest.raises(BnrnnError, match=rf"`python scripts/prepare_data.py mnist --data-dir {tmp_path}`") as error:
+    with pytest.raises(BnrnnError, match=rf"`python -m bnrnn.prepare mnist --data-dir {tmp_path}`") as error:
         mnist.load_mnist(tmp_path)
-    command = re.search(r"`python scripts/prepare_data.py ([^`]*)`", str(error.value))[1]
+    command = re.search(r"`python -m bnrnn.prepare ([^`]*)`", str(error.value))[1]
     prepared = []
-    monkeypatch.setitem(prepare_data.PREPARE, "mnist", prepared.append)
-    monkeypatch.setattr("sys.argv", ["prepare_data.py", *command.split()])
-    prepare_data.main()
+    monkeypatch.setitem(prepare.PREPARE, "mnist", prepared.append)
+    monkeypatch.setattr("sys.argv", ["prepare", *command.split()])
+    prepare.main()
     assert prepared == [tmp_path]
