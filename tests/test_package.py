@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bnrnn.config import ROOT
 
@@ -94,6 +96,15 @@ def scripts(wheel) -> Path:
 def content(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_citation_is_of_this_version_and_names_the_papers():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    papers = {yaml.safe_load(p.read_text())["paper"] for p in (ROOT / "experiments").glob("*/claims.yaml")}
+    cited = {f"{r['authors'][0]['family-names']} et al. {r['year']}, {r['title']}" for r in citation["references"]}
+    assert cited == papers
 
 
 @pytest.mark.slow
