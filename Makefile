@@ -65,8 +65,8 @@ tables: setup  ## render tables and figures from results/
 data: setup  ## download MNIST, Penn Treebank and text8 (to BNRNN_DATA, or data/), checksums verified
 	$(PYTHON) -m bnrnn.prepare
 
-bench: setup  ## time a step of a layer against nn.LSTM and a naive loop (QUICK=1: two minutes; DEVICE=cuda)
-	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(ARGS)
+bench: setup  ## time the layers against nn.LSTM and a naive loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX)
+	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
 
 campaign: setup  ## spend HOURS=3 on the runs that are worth most (conf/campaign.yaml), with JOBS=2 side by side
 	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) out_dir=$(OUT) $(ARGS)

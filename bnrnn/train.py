@@ -21,12 +21,13 @@ from torch import nn
 from bnrnn.config import CONF, without_labels
 from bnrnn.data.base import SequenceData, model_sizes
 from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.heap import keep_heap
 from bnrnn.layers.base import RecurrentLayer
 from bnrnn.layers.norm import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
 from bnrnn.scan import ENGINES, set_backend
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT
-from bnrnn.training.device import choose_device, keep_heap, set_precision
+from bnrnn.training.device import choose_device, set_precision
 from bnrnn.training.lock import locked
 from bnrnn.training.log import RunLog, say, start_wandb
 from bnrnn.training.loop import Trainer, TrainState

@@ -1,6 +1,6 @@
 """Time a training step of a BN-LSTM against torch.nn.LSTM and a naive loop, for every engine of this machine.
 
-python scripts/bench.py --quick                    two minutes: short sequences, one thread, no memory
+python scripts/bench.py --quick                    minutes: short sequences, one thread, no memory
 python scripts/bench.py [--device cuda]            the tasks' own lengths, one and two threads, memory
 python scripts/bench.py --render results/bench/cpu-full.json    print what was stored
 """
@@ -9,82 +9,92 @@ import argparse
 import datetime
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bnrnn import bench
-from bnrnn.bench import NAIVE, NN_LSTM, Plan, Shape, say
-from bnrnn.bench_page import render, render_file
-from bnrnn.bench_reader import reader_cost
-from bnrnn.bench_rhn import rhn_cost
-from bnrnn.bench_speech import speech_cost
+from bnrnn.bench import layers
+from bnrnn.bench.inference import inference_cases
+from bnrnn.bench.layers import CLEAR_REFS, Shape, in_fresh_process, memory_growth, relative_errors
+from bnrnn.bench.page import render, render_file
+from bnrnn.bench.peers import peer_cases
+from bnrnn.bench.readers import reader_cases
+from bnrnn.bench.rhn import rhn_case
+from bnrnn.bench.speech import speech_case
+from bnrnn.bench.timing import NAIVE, NN_LSTM, Case, Plan, engines, fastest, measure, say, set_precision
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.files import write_json
+from bnrnn.heap import keep_heap
 from bnrnn.scan import set_backend
-from bnrnn.training.device import choose_device, keep_heap
+from bnrnn.scan.native.peak import peak
+from bnrnn.training.device import choose_device
 from bnrnn.training.results import environment, git_commit
 
+QUICK = Plan("quick", full_length=False, memory=False, threads=(1,), error_T=20, seconds=6.0)
+FULL = Plan("full", full_length=True, memory=True, threads=(1, 2), error_T=50, seconds=30.0)
 
-def measure(shapes: dict[str, Shape], plan: Plan, device: torch.device, precision: str) -> dict[str, Any]:
-    """Everything that is stored. Leaves the choice of engine at `auto`."""
-    bench.set_precision(device, precision)
-    keep_heap()  # as training does: page faults on fresh memory may be a third of nn.LSTM's time
-    variants = [NN_LSTM, NAIVE, *bench.engines(device)]
-    threads = [n for n in plan.threads if n == 1 or (device.type == "cpu" and n <= (os.cpu_count() or 1))]
-    has_memory = plan.memory and (device.type == "cuda" or bench.CLEAR_REFS.exists())
-    rows, memory = [], []
+
+def cases(shapes: dict[str, Shape], plan: Plan, device: torch.device, peers: bool) -> Iterator[Case]:
+    """Everything that is timed, training steps once for each number of threads, the rest on one."""
+    usable = [n for n in plan.threads if n == 1 or (device.type == "cpu" and n <= (os.cpu_count() or 1))]
+    for num_threads in usable:
+        torch.set_num_threads(num_threads)
+        yield from layers.training_cases(shapes, device, plan)
+    torch.set_num_threads(1)
+    yield from inference_cases(device, plan)
+    yield layers.replica_case(next(iter(shapes.values())), device)
+    yield rhn_case(device)
+    yield from reader_cases(device, plan)
+    yield speech_case(device, plan)
+    if peers:
+        yield from peer_cases(shapes, plan)
+
+
+def errors_of(shapes: dict[str, Shape], plan: Plan, device: torch.device) -> dict[str, Any]:
+    found = {}
+    for key, shape in shapes.items():
+        T = min(shape.T, plan.error_T)
+        say(f"{key}: error against float64 at T {T}")
+        found[key] = {"T": T, "error": relative_errors([NAIVE, *engines(device)], shape, T, device)}
+    return found
+
+
+def memory_of(shapes: dict[str, Shape], plan: Plan, device: torch.device, precision: str) -> dict[str, Any]:
+    """Each in a fresh process."""
+    found = {}
     for key, shape in shapes.items():
         T = shape.T if plan.full_length else shape.quick_T
-        about = {"shape": key, "T": T}
-        error_T = min(T, plan.error_T)
-        torch.set_num_threads(threads[-1])
-        say(f"{key} {shape.title}, {precision} on {device}: error against float64 at T={error_T}")
-        errors = bench.relative_errors(variants[1:], shape, error_T, device)
-        say("  " + ", ".join(f"{name} {error:.1e}" for name, error in errors.items()))
-        for num_threads in threads:
-            say(f"{key} {shape.title}: T={T}, threads={num_threads}")
-            torch.set_num_threads(num_threads)
-            times = bench.time_variants(variants, shape, T, device, plan)
-            target = shape.targets.get(device.type) if num_threads == 1 else None
-            judged = bench.judge_times(times, target)
-            rows.append({**about, "threads": num_threads, "error_T": error_T, "error": errors, **judged})
-        if has_memory:
-            say(f"{key} {shape.title}: memory at T={T}, each in a fresh process")
-            mib = {v: bench.in_fresh_process(bench.memory_growth, v, shape, T, device, precision) for v in variants}
-            best = rows[-len(threads)]["best"]
-            memory.append({**about, "MiB": mib, **bench.judge(mib, best, bench.MEMORY_TARGET)})
-    key, shape = next(iter(shapes.items()))
-    torch.set_num_threads(1)
-    say(f"{key} {shape.title}: {bench.REPLICAS} replicas")
-    replicas = {"shape": key, **bench.replica_cost(rows[0]["best"], shape, device, plan)}
+        say(f"{key}: memory at T {T}")
+        variants = [NN_LSTM, NAIVE, *engines(device)]
+        mib = {v: in_fresh_process(memory_growth, v, shape, T, device, precision) for v in variants}
+        found[key] = {"T": T, "MiB": mib}
+    return found
+
+
+def everything(
+    shapes: dict[str, Shape], plan: Plan, device: torch.device, precision: str, peers: bool
+) -> dict[str, Any]:
+    """All that is stored. Leaves the choice of engine at `auto`."""
+    set_precision(device, precision)
+    keep_heap()  # as training does: page faults on fresh memory may be a third of nn.LSTM's time
+    has_memory = plan.memory and (device.type == "cuda" or CLEAR_REFS.exists())
     set_backend("auto")
-    say("recurrent highway networks")
-    rhn = rhn_cost(variants[2:], device, plan)
-    say("attentive readers")
-    readers = reader_cost(device, plan)
-    say("speech")
-    speech = speech_cost(device, plan)
     return {
         "name": f"{device.type}-{plan.name}",
         "commit": git_commit(),
         "date": datetime.date.today().isoformat(),
         "environment": {k: environment(device)[k] for k in ("python", "torch", "device")},
         "hardware": hardware(device),
+        "peak": peak() if fastest(device) == "cpu" else None,
         "precision": precision,
-        "heap": "times: freed memory is kept, as in training (bnrnn.train.keep_heap); memory: the system's default",
-        "shapes": {
-            key: f"{s.title} (B {s.B}, I {s.I}, H {s.H}" + (f", {s.num_layers} layers)" if s.num_layers > 1 else ")")
-            for key, s in shapes.items()
-        },
-        "rows": rows,
-        "memory": memory,
-        "replicas": replicas,
-        "rhn": rhn,
-        "readers": readers,
-        "speech": speech,
+        "heap": "times: freed memory is kept, as in training (bnrnn.keep_heap); memory: the system's default",
+        "shapes": {key: shape.about for key, shape in shapes.items()},
+        "errors": errors_of(shapes, plan, device),
+        "rows": [measure(case, device, plan.seconds) for case in cases(shapes, plan, device, peers)],
+        "memory": memory_of(shapes, plan, device, precision) if has_memory else {},
     }
 
 
@@ -94,8 +104,10 @@ def hardware(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return f"{next(models, platform.machine())}, {os.cpu_count()} hardware threads"
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    name = found.get("model name", platform.machine())
+    family = f" (family {found['cpu family']}, model {found['model']})" if "cpu family" in found else ""
+    return f"{name}{family}, {os.cpu_count()} hardware threads"
 
 
 def chosen(names: str, shapes: dict[str, Shape]) -> dict[str, Shape]:
@@ -106,12 +118,15 @@ def chosen(names: str, shapes: dict[str, Shape]) -> dict[str, Shape]:
     return {name: shapes[name] for name in names.split(",")}
 
 
-def main(argv: list[str] | None = None, shapes: dict[str, Shape] = bench.SHAPES, plan: Plan | None = None) -> None:
+def main(argv: list[str] | None = None, shapes: dict[str, Shape] = layers.SHAPES, plan: Plan | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument(
         "--precision", choices=["float32", "tf32", "bfloat16"], help="of both sides; on a GPU tf32 unless given"
+    )
+    parser.add_argument(
+        "--peers", action="store_true", help="what one would take instead: JAX, the compiled naive loop"
     )
     parser.add_argument("--shapes", metavar="S1,S4", help="only these; then stored in outputs/bench")
     parser.add_argument("--out-dir", type=Path, metavar="DIR", help="instead of results/bench")
@@ -124,7 +139,7 @@ def main(argv: list[str] | None = None, shapes: dict[str, Shape] = bench.SHAPES,
     if args.shapes:
         shapes = chosen(args.shapes, shapes)
     precision = args.precision or ("tf32" if device.type == "cuda" else "float32")
-    result = measure(shapes, plan or (bench.QUICK if args.quick else bench.FULL), device, precision)
+    result = everything(shapes, plan or (QUICK if args.quick else FULL), device, precision, args.peers)
     out_dir = args.out_dir or ROOT / ("outputs" if args.shapes else "results") / "bench"
     write_json(out_dir / f"{result['name']}.json", result)
     print(render(result))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hydra.errors import HydraException
 
-from bnrnn.bench_page import render_file
+from bnrnn.bench.page import render_file
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.report import plots

@@ -17,7 +17,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.layers.norm import SequenceBatchNorm, check_batch
 from bnrnn.scan import lstm_scan
-from bnrnn.scan.lstm import Statistics
+from bnrnn.scan.lstm.reference import Statistics
 
 
 class BNLSTM(RecurrentLayer):

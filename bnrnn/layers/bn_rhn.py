@@ -15,7 +15,7 @@ from torch import Tensor
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.norm import SequenceBatchNorm, check_batch
 from bnrnn.layers.rhn import RHN
-from bnrnn.scan.rhn import RHNStatistics
+from bnrnn.scan.rhn.reference import RHNStatistics
 
 PLACES = ("every", "first", "sum")
 

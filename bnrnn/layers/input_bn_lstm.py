@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.layers.norm import SequenceBatchNorm, check_batch
 from bnrnn.scan import lstm_scan
-from bnrnn.scan.lstm import Statistics
+from bnrnn.scan.lstm.reference import Statistics
 
 
 class InputBNLSTM(RecurrentLayer):

@@ -4,6 +4,7 @@ Cooijmans et al. 2016 (arXiv:1603.09025), section 3: minibatch statistics in tra
 evaluation, both per time step, because the activations just after the start differ from those later on.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -77,9 +78,12 @@ class SequenceBatchNorm(nn.Module):
             return None
         if self.uses_batch:
             return None
-        t = torch.arange(t_start, t_start + num_steps, device=self.pop_mean.device).clamp_max(self.t_max - 1)
-        mean, var = self.pop_mean[t], self.pop_var[t]
-        if var.isnan().any():
+        if t_start + num_steps <= self.t_max:
+            steps = slice(t_start, t_start + num_steps)
+        else:
+            steps = torch.arange(t_start, t_start + num_steps, device=self.pop_mean.device).clamp_max(self.t_max - 1)
+        mean, var = self.pop_mean[steps], self.pop_var[steps]
+        if math.isnan(var.sum().item()):
             raise BnrnnError(
                 "evaluation needs population statistics, and none were estimated since the last training step: call "
                 "bnrnn.estimate_population_statistics(model, training_inputs), or evaluate inside "

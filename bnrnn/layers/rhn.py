@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.scan import linear, rhn_scan
-from bnrnn.scan.rhn import RHNStatistics
+from bnrnn.scan.rhn.reference import RHNStatistics
 
 
 class RHN(RecurrentLayer):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Captioned
 from bnrnn.layers.base import RecurrentLayer, State, check_values
+from bnrnn.layers.linear import Linear
 from bnrnn.layers.rhn import RHN
 from bnrnn.layers.stack import Stack
 from bnrnn.models.decoding import BEAM_SIZE, decode
@@ -60,7 +61,7 @@ class Captioner(nn.Module):
         self.layer = Stack(layer, embedding_size, hidden_size, t_max=t_max + self.first)
         self.layer.checks_finite = False
         self.project = nn.Linear(feature_size, embedding_size if self.first else hidden_size, bias=False)
-        self.head = nn.Linear(hidden_size, output_size)
+        self.head = Linear(hidden_size, output_size)
         if init is not None:
             init(self)
 

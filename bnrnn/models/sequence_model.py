@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Padded
 from bnrnn.layers.base import RecurrentLayer, State, check_values
+from bnrnn.layers.linear import Linear
 from bnrnn.layers.stack import Stack
 
 
@@ -52,7 +53,7 @@ class SequenceModel(nn.Module):
         between = dropout if num_layers > 1 else 0.0
         self.layer = Stack(layer, embedding_size or input_size, hidden_size, num_layers, bidirectional, between, t_max)
         self.layer.checks_finite = self.embedding is None
-        self.head = nn.Linear(self.layer.num_directions * hidden_size, output_size)
+        self.head = Linear(self.layer.num_directions * hidden_size, output_size)
         self.state_noise, self.dropout = state_noise, dropout
         self.first_scored = None if scored_steps is None else -scored_steps
         states = {name: torch.zeros(len(self.layer.layers), hidden_size) for name in self.layer.state_names}

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bnrnn.scan.norm import normalize
+from bnrnn.scan.norm.reference import normalize
 
 
 def rnn_scan(

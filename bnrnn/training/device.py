@@ -1,18 +1,8 @@
-"""Where a run computes, and how: device, precision, the memory of the process."""
-
-import ctypes
+"""Where a run computes, and how: device and precision."""
 
 import torch
 
 from bnrnn.errors import BnrnnError
-
-
-def keep_heap() -> None:
-    """Let glibc keep freed memory: giving it back after every update costs a third of an update in page faults."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(-4, 0)  # M_MMAP_MAX: large blocks from the heap too
-        mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink it
 
 
 def set_precision(name: str, device: torch.device) -> None:

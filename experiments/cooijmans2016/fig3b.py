@@ -20,6 +20,7 @@ from torch import nn
 from tqdm import tqdm
 
 from bnrnn.errors import report_errors
+from bnrnn.heap import keep_heap
 from bnrnn.layers.norm import batch_statistics, has_batch_norm
 from bnrnn.metrics import Scores
 from bnrnn.report import plots
@@ -27,7 +28,6 @@ from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown, spread
 from bnrnn.report.runs import Run, load_trained, trained_runs
 from bnrnn.report.tables import publish
-from bnrnn.training.device import keep_heap
 from bnrnn.training.loop import outputs
 from bnrnn.training.results import provenance
 

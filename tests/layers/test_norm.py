@@ -11,7 +11,7 @@ from bnrnn.layers.norm import (
     has_step_statistics,
     shared_statistics,
 )
-from bnrnn.scan.norm import normalize
+from bnrnn.scan.norm.reference import normalize
 from tests.helpers import assert_near
 
 

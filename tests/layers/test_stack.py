@@ -21,7 +21,7 @@ from bnrnn.layers.lstm import LSTM
 from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.layers.rnn import RNN
 from bnrnn.layers.stack import Stack, reverse
-from bnrnn.scan import lstm_cpu
+from bnrnn.scan.native import build
 from tests.helpers import assert_near
 
 T, B, I, H = 6, 5, 3, 4
@@ -133,7 +133,7 @@ def test_batch_first_is_that_of_nn_lstm(bidirectional):
         assert_same(ours, torchs, x, states(ours, *batch_size))
 
 
-@pytest.mark.skipif(lstm_cpu.compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
 @pytest.mark.usefixtures("_cpu_engine")
 def test_the_compiled_engine_is_nn_lstm_in_float32():
     ours, torchs = paired(torch.float32, num_layers=2, bidirectional=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bnrnn import scan
-from bnrnn.scan.lstm import Statistics, lstm_scan
+from bnrnn.scan.lstm.reference import Statistics, lstm_scan
 from tests.helpers import assert_near, without_shape_checks
 
 NAMES = ("x_proj", "h", "c", "weight_hh", "gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c")

@@ -1,13 +1,13 @@
 import pytest
 
 from bnrnn import scan
-from bnrnn.scan import lstm_cpu
+from bnrnn.scan import backends
+from bnrnn.scan.native import build
 
 
 @pytest.fixture(autouse=True)
 def _restore():
     yield
     scan.set_backend("auto")
-    lstm_cpu.library.cache_clear()
-    scan._has.cache_clear()
-    scan._engine.cache_clear()
+    build.library.cache_clear()
+    backends._has.cache_clear()

@@ -16,12 +16,13 @@ from bnrnn import scan
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.bn_lstm import BNLSTM
-from bnrnn.scan import lstm_cpu
-from bnrnn.scan.lstm import Statistics, lstm_scan
+from bnrnn.scan import backends
+from bnrnn.scan.lstm.reference import Statistics, lstm_scan
+from bnrnn.scan.native import build
 from tests.helpers import assert_near
 from tests.scan.cases import ALL, NAMES, OPTIONAL, assert_agrees, everything, problem
 
-needs_compiler = pytest.mark.skipif(lstm_cpu.compiler() is None, reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
 ENGINES = ["fused", pytest.param("cpu", marks=needs_compiler)]
 SIZES = [[6, 5, 5, 3, 1], [6, 6, 6, 6, 6], [5, 4, 3, 3, 3]]  # how many of six sequences run at each of five steps
 GIVEN = list(itertools.product([True, False], repeat=5))
@@ -212,18 +213,18 @@ def test_a_second_backward_raises(engine):
 
 @needs_compiler
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for another x86 processor")
-@pytest.mark.parametrize("processor", ["haswell", "x86-64"])
-def test_the_kernel_is_right_for_other_processors(processor, monkeypatch, tmp_path):
-    """Vectors of 8, and of 8 in two halves."""
-    flags = [f"-march={processor}" if flag == "-march=native" else flag for flag in lstm_cpu.FLAGS]
-    monkeypatch.setattr(lstm_cpu, "FLAGS", flags)
+@pytest.mark.parametrize("flags", ["haswell", "x86-64", "x86-64 -DLANES=16 -DTILE=4", "x86-64 -DLANES=4 -DTILE=4"])
+def test_the_kernel_is_right_for_other_processors(flags, monkeypatch, tmp_path):
+    """AVX2, plain vectors of 8, and vectors and tiles of the sizes that AVX-512 and NEON have."""
+    optimized = [flag for flag in build.FLAGS if not flag.startswith(("-march", "-O"))]
+    monkeypatch.setattr(build, "FLAGS", [*optimized, "-O1", *f"-march={flags}".split()])
     assert_rebuilt_kernel_agrees(monkeypatch, tmp_path)
 
 
 @needs_compiler
 def test_a_compiler_without_openmp_will_do(monkeypatch, tmp_path):
     compiler = tmp_path / "compiler"
-    compiler.write_text(f'#!/bin/sh\nfor a; do [ "$a" = -fopenmp ] && exit 1; done\nexec {lstm_cpu.compiler()} "$@"\n')
+    compiler.write_text(f'#!/bin/sh\nfor a; do [ "$a" = -fopenmp ] && exit 1; done\nexec {build.compiler()} "$@"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     assert_rebuilt_kernel_agrees(monkeypatch, tmp_path)
@@ -231,8 +232,7 @@ def test_a_compiler_without_openmp_will_do(monkeypatch, tmp_path):
 
 def assert_rebuilt_kernel_agrees(monkeypatch, cache) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    lstm_cpu.library.cache_clear()
-    scan._engine.cache_clear()
+    build.library.cache_clear()
     for shape in ((3, 7, 45), (2, 4, 1), (3, 5, 8)):
         assert_agrees("cpu", problem(*shape))
     assert_agrees("cpu", problem(5, 6, 21, batch_sizes=SIZES[0], ended_count=True))
@@ -250,17 +250,67 @@ def test_two_threads_give_what_one_gives():
 
 
 @needs_compiler
-@pytest.mark.parametrize("shape", [(3, 4, 1, 7), (2, 5, 6, 1), (7, 300, 130, 70), (1, 1, 3, 2)])
+@pytest.mark.parametrize("options", [{}, {"batch_sizes": SIZES[0]}, {"batch_sizes": SIZES[0], "ended_count": True}])
+@pytest.mark.parametrize("population", [False, True])
+@pytest.mark.parametrize("normalized", [False, True])
+def test_the_product_of_an_input_of_one_feature_is_never_stored(normalized, population, options):
+    """Its statistics and gradients follow from those of the feature."""
+    T, B, H = 5, 6, 21
+    given = [normalized, True, True, True, True]
+    args = problem(T, B, H, given, population=population)
+    x, weight_ih = torch.rand(T, B, 1).double() + 0.5, torch.randn(4 * H, 1).double()
+    found = {}
+    for name, dtype in (("reference", torch.float64), ("cpu", torch.float32)):
+        scan.set_backend(name)
+        own = {k: v.to(dtype).requires_grad_() for k, v in args.items() if k in NAMES and v is not None}
+        own["weight_ih"] = weight_ih.to(dtype).requires_grad_()
+        statistics = args["population"] and Statistics(*(s.to(dtype) for s in args["population"]))
+        own.pop("x_proj")
+        y, state, used = scan.lstm_scan(x.to(dtype), **own, population=statistics, **options)
+        torch.manual_seed(2)
+        loss = sum((v * torch.randn(v.shape, dtype=torch.float64).to(dtype)).sum() for v in (y, *state))
+        grads = torch.autograd.grad(loss, list(own.values()))
+        found[name] = {
+            "y": y,
+            **{k: v for k, v in used._asdict().items() if v is not None},
+            **dict(zip(own, grads, strict=True)),
+        }
+    assert found["cpu"].keys() == found["reference"].keys()
+    for key, expected in found["reference"].items():
+        assert_near(key, expected, found["cpu"][key], 2e-5)
+
+
+@needs_compiler
+def test_weights_that_change_between_evaluations_are_packed_again():
+    """Also where the change leaves the tensor's version as it is, or another tensor takes its memory."""
+    scan.set_backend("cpu")
+    args = {k: v.float() if isinstance(v, Tensor) else v for k, v in problem(3, 4, 40).items()}
+    other = torch.randn(160, 40)
+
+    def run(weight: Tensor) -> Tensor:
+        return scan.lstm_scan(**{**args, "weight_hh": weight})[0]
+
+    weight = args["weight_hh"]
+    first, expected = run(weight), run(other.clone())
+    assert torch.equal(run(weight), first)
+    weight.data.copy_(other)
+    assert torch.equal(run(weight), expected)
+    weight.add_(1)
+    assert not torch.equal(run(weight), expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(3, 4, 1, 7), (2, 5, 6, 1), (7, 300, 130, 70), (1, 1, 3, 2), (3, 7, 1100, 37)])
 def test_the_compiled_product_is_linear_in_outputs_and_gradients(shape):
     scan.set_backend("cpu")
     T, B, I, G = shape
-    x, weight, dy = torch.randn(T, B, I), torch.randn(G, I), torch.randn(T, B, G)
+    x, weight, bias, dy = torch.randn(T, B, I), torch.randn(G, I), torch.randn(G), torch.randn(T, B, G)
     results = []
     for dtype, run in ((torch.float64, F.linear), (torch.float32, scan.linear)):
-        leaves = [x.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()]
+        leaves = [v.to(dtype).requires_grad_() for v in (x, weight, bias)]
         y = run(*leaves)
         results.append([y, *torch.autograd.grad(y, leaves, dy.to(dtype))])
-    for name, ref, out in zip(("y", "dx", "dweight"), *results, strict=True):
+    for name, ref, out in zip(("y", "dx", "dweight", "dbias"), *results, strict=True):
         assert_near(name, ref, out)
 
 
@@ -273,9 +323,9 @@ def test_auto_takes_the_kernel_for_float32_and_the_reference_for_the_rest():
 
 
 def test_without_a_compiler_auto_takes_the_reference_and_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(lstm_cpu, "compiler", lambda: None)
-    lstm_cpu.library.cache_clear()
-    scan._has.cache_clear()
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    build.library.cache_clear()
+    backends._has.cache_clear()
     assert [scan.backend(torch.device("cpu"), torch.float32) for _ in range(2)] == ["reference"] * 2
     assert len(caplog.messages) == 1
     assert "needs a C++ compiler" in caplog.messages[0]
@@ -285,7 +335,7 @@ def test_without_a_compiler_auto_takes_the_reference_and_says_so_once(monkeypatc
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    lstm_cpu.library.cache_clear()
+    build.library.cache_clear()
     with pytest.raises(BnrnnError, match="cannot be written"):
         scan.set_backend("cpu")
 
@@ -302,8 +352,8 @@ def test_an_engine_that_cannot_run_is_an_error(monkeypatch):
         BNLSTM(2, 3, 4)(torch.randn(4, 5, 2))
     with pytest.raises(BnrnnError, match=r"float32 on the CPU, not for torch.float64"):
         BNLSTM(2, 3, 4).double()(torch.randn(4, 5, 2, dtype=torch.float64))
-    monkeypatch.setattr(lstm_cpu, "compiler", lambda: None)
-    lstm_cpu.library.cache_clear()
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    build.library.cache_clear()
     with pytest.raises(BnrnnError, match=r"needs a C\+\+ compiler"):
         scan.set_backend("cpu")
 
@@ -312,8 +362,9 @@ def test_an_engine_that_cannot_run_is_an_error(monkeypatch):
 def test_what_the_compiler_says_is_reported(monkeypatch, tmp_path):
     source = tmp_path / "broken.cpp"
     source.write_text("int main( {")
-    monkeypatch.setattr(lstm_cpu, "SOURCES", [source])
-    lstm_cpu.library.cache_clear()
+    monkeypatch.setattr(build, "KERNELS", source)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build.library.cache_clear()
     with pytest.raises(BnrnnError, match=r"could not build its kernels: (.|\n)*error"):
         scan.set_backend("cpu")
 

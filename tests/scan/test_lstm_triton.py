@@ -8,8 +8,9 @@ import torch
 
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
-from bnrnn.scan import triton_workspace
-from bnrnn.scan.lstm import lstm_scan
+from bnrnn.scan import backends
+from bnrnn.scan.lstm.reference import lstm_scan
+from bnrnn.scan.triton_shared import workspace
 from tests.helpers import assert_near
 from tests.scan.cases import NAMES, OPTIONAL, assert_agrees, everything, problem
 from tests.scan.hopper import assert_compiles
@@ -19,14 +20,14 @@ NONE = (False,) * 5
 
 @pytest.fixture(autouse=True)
 def _triton():
-    triton_workspace._free.clear()
+    workspace._free.clear()
     scan.set_backend("triton")
 
 
 @pytest.fixture(params=["fused", "apart"])
 def product(request, monkeypatch):
     """Whether the recurrent product is part of the kernel."""
-    monkeypatch.setattr(triton_workspace, "FUSED_UP_TO", 2**17 if request.param == "fused" else 0)
+    monkeypatch.setattr(workspace, "FUSED_UP_TO", 2**17 if request.param == "fused" else 0)
 
 
 @pytest.mark.usefixtures("product")
@@ -90,7 +91,7 @@ def test_a_workspace_is_used_again_and_by_one_scan_at_a_time():
             found = [y, *torch.autograd.grad(y.square().sum(), list(leaves.values()))]
             for name, ref, out in zip(["y", *NAMES], refs, found, strict=True):
                 assert_near(name, ref, out, 1e-5)
-    assert [len(free) for free in triton_workspace._free.values()] == [2]
+    assert [len(free) for free in workspace._free.values()] == [2]
 
 
 def test_workspaces_come_back_from_scans_without_a_backward_pass():
@@ -100,14 +101,14 @@ def test_workspaces_come_back_from_scans_without_a_backward_pass():
     gc.collect()
     with torch.no_grad():
         run(args, with_grad=False)
-    assert sorted(len(free) for free in triton_workspace._free.values()) == [1, 1]
+    assert sorted(len(free) for free in workspace._free.values()) == [1, 1]
 
 
 def test_only_so_many_workspaces_are_kept(monkeypatch):
-    monkeypatch.setattr(triton_workspace, "MAX_FREE", 2)
+    monkeypatch.setattr(workspace, "MAX_FREE", 2)
     for H in (3, 4, 5):
         run(problem(1, 3, H), with_grad=False)
-    assert sorted(kind.shape[3] for kind in triton_workspace._free) == [4, 5]
+    assert sorted(kind.shape[3] for kind in workspace._free) == [4, 5]
 
 
 def test_a_second_backward_raises():
@@ -137,21 +138,21 @@ def test_it_needs_a_gpu_and_at_most_float32(monkeypatch):
 
 def test_without_triton_auto_goes_on_and_triton_is_an_error(monkeypatch, caplog):
     scan.set_backend("auto")
-    monkeypatch.setitem(sys.modules, "bnrnn.scan.lstm_triton", None)
-    scan._triton.cache_clear()
-    scan._has.cache_clear()
+    monkeypatch.setitem(sys.modules, "bnrnn.scan.lstm.triton", None)
+    backends.triton_engine.cache_clear()
+    backends._has.cache_clear()
     cuda = torch.device("cuda")
     assert [scan.backend(cuda, torch.float32) for _ in range(2)] == ["reference"] * 2
     assert len(caplog.messages) == 1
     with pytest.raises(BnrnnError, match="pip install triton"):
         scan.set_backend("triton")
-    scan._triton.cache_clear()
+    backends.triton_engine.cache_clear()
 
 
 @pytest.mark.slow
 def test_the_kernels_compile_for_a_hopper_gpu(tmp_path):
     cases = """
-from bnrnn.scan.lstm_triton_kernels import backward_step, forward_step
+from bnrnn.scan.lstm.triton_kernels import backward_step, forward_step
 
 COMMON = dict(R=2, B=64, H=100, J=16, TILE=64, K=32, BATCH=True, ALL_COUNT=True, FUSED=True, LOW=tl.float32,
               WIDEN=False, PRECISION="tf32")

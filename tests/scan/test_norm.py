@@ -3,10 +3,11 @@ import torch
 
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
-from bnrnn.scan import lstm_cpu, norm
+from bnrnn.scan.native import build
+from bnrnn.scan.norm import reference as norm
 from tests.helpers import assert_near
 
-needs_compiler = pytest.mark.skipif(lstm_cpu.compiler() is None, reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
 
 
 @needs_compiler

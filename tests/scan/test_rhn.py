@@ -10,17 +10,17 @@ from torch import Tensor
 
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
-from bnrnn.scan import lstm_cpu
-from bnrnn.scan.rhn import RHNStatistics, rhn_scan
-from bnrnn.scan.rhn_cpu import CpuSteps
-from bnrnn.scan.rhn_fused import Steps, rhn_fused_scan
+from bnrnn.scan.native import build
+from bnrnn.scan.rhn.cpu import CpuSteps
+from bnrnn.scan.rhn.fused import Steps, rhn_fused_scan
+from bnrnn.scan.rhn.reference import RHNStatistics, rhn_scan
 from tests.helpers import assert_near, without_shape_checks
 
 OPTIONAL = ("bias", "gamma_x", "gamma_s", "beta_s", "gamma_z")
 GIVEN = [dict(zip(OPTIONAL, flags, strict=True)) for flags in itertools.product([True, False], repeat=5)]
 GIVEN = [given for given in GIVEN if given["gamma_s"] or not given["beta_s"]]
 ALL = dict.fromkeys(OPTIONAL, True)
-ENGINES = ["fused", pytest.param("cpu", marks=pytest.mark.skipif(lstm_cpu.compiler() is None, reason="no compiler"))]
+ENGINES = ["fused", pytest.param("cpu", marks=pytest.mark.skipif(build.compiler() is None, reason="no compiler"))]
 SIZES = [[6, 5, 5, 3, 2], [6, 6, 6, 6, 6], [5, 4, 3, 3, 3]]
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bnrnn import scan
-from bnrnn.scan import triton_workspace
-from bnrnn.scan.rhn_triton import rhn_triton_scan
+from bnrnn.scan.rhn.triton import rhn_triton_scan
+from bnrnn.scan.triton_shared import workspace
 from tests.helpers import assert_near
 from tests.scan.hopper import assert_compiles
 from tests.scan.test_rhn import OPTIONAL, assert_close_to_reference, call, everything, problem
@@ -17,7 +17,7 @@ PLACE_C = BARE | {"bias": True, "gamma_z": True}
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    triton_workspace._free.clear()
+    workspace._free.clear()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_it_agrees_with_the_reference(case):
     "case", [dict(T=3, H=21), dict(T=3, given=BARE, coupled=True), dict(T=3, given=PLACE_B, K=1, batch_sizes=[6, 4, 3])]
 )
 def test_it_agrees_where_products_are_not_part_of_the_kernel(case, monkeypatch):
-    monkeypatch.setattr(triton_workspace, "FUSED_UP_TO", 0)
+    monkeypatch.setattr(workspace, "FUSED_UP_TO", 0)
     assert_close_to_reference(rhn_triton_scan, problem(**case), torch.float32)
 
 
@@ -60,16 +60,16 @@ def test_without_gradients_it_gives_the_same_and_keeps_less():
         found = call(rhn_triton_scan, leaves)
     for ref, out in zip((*expected[:2], *expected[2]), (*found[:2], *found[2]), strict=True):
         assert torch.equal(ref, out)
-    (kind,) = triton_workspace._free  # the one with gradients is still held
+    (kind,) = workspace._free  # the one with gradients is still held
     assert not kind.with_grad
-    assert len(triton_workspace._free[kind][0].buffers["a"]) == 1
+    assert len(workspace._free[kind][0].buffers["a"]) == 1
 
 
 def test_a_workspace_with_leftovers_gives_the_same():
     """What a diverged scan left behind must not come back through sequences that have ended."""
     args = problem(T=2, batch_sizes=[5, 3])
     everything(rhn_triton_scan, args | {"s": args["s"] * torch.nan, "batch_sizes": [6, 6]}, torch.float32)
-    assert [len(free) for free in triton_workspace._free.values()] == [1]
+    assert [len(free) for free in workspace._free.values()] == [1]
     assert_close_to_reference(rhn_triton_scan, args, torch.float32)
 
 
@@ -95,7 +95,7 @@ def test_bfloat16_products_keep_statistics_and_states_in_float32():
 @pytest.mark.slow
 def test_the_kernels_compile_for_a_hopper_gpu(tmp_path):
     cases = """
-from bnrnn.scan.rhn_triton_kernels import backward_layer, enter_first, forward_layer, leave_first
+from bnrnn.scan.rhn.triton_kernels import backward_layer, enter_first, forward_layer, leave_first
 
 EDGE = dict(B=64, H=100, J=16, TILE=64, BATCH=True)
 COMMON = EDGE | dict(Q=3, D=3, L=3, K=32, FUSED=True, LOW=tl.float32, WIDEN=False, PRECISION="tf32")

@@ -1,4 +1,4 @@
-// The (batch-normalized) LSTM on the CPU in float32, forward and backward over a whole sequence; and matrix products.
+// The (batch-normalized) LSTM on the CPU in float32, forward and backward over a whole sequence (see fused.py).
 //
 // A time step goes by blocks of units: product h W_hh^T, batch statistics, normalization, gates, cell and output of a
 // block while it is in the cache. A block needs no other block's data, only all of h (forward) or of du (backward).
@@ -7,7 +7,7 @@
 //
 // Equation numbers: Cooijmans et al. 2016. Gates stand in torch's order i f g o. All rows are contiguous.
 
-#include "cpu_blocks.h"
+#include "../native/blocks.h"
 
 extern "C" {
 
@@ -264,6 +264,9 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
   }
 }
 
+const int SAMPLES = 1024;  // of W_hh, evenly spread
+int64_t sample_of(int H, int i) { return 4 * (int64_t)H * H * i / SAMPLES; }
+
 // W_hh^T with the columns of a block's four gates side by side.
 void pack_by_blocks(int H, const float* weight_hh, float* packed, int threads) {
   const Strips weight(4 * H, H, packed);
@@ -279,10 +282,21 @@ void pack_by_blocks(int H, const float* weight_hh, float* packed, int threads) {
 
 extern "C" {
 
-int64_t bnrnn_lstm_packed_size(int H) { return Strips::size(4 * H, H); }
+// Floats of the packed W_hh (4H, H) and of its samples.
+int64_t bnrnn_lstm_packed_size(int H) { return Strips::size(4 * H, H) + SAMPLES; }
 
 void bnrnn_lstm_pack(int H, const float* weight_hh, float* packed, int threads) {
   pack_by_blocks(H, weight_hh, packed, threads);
+  float* samples = packed + Strips::size(4 * H, H);
+  for (int i = 0; i < SAMPLES; ++i) samples[i] = weight_hh[sample_of(H, i)];
+}
+
+// Whether the samples are still those of W_hh, bit by bit.
+int bnrnn_lstm_is_packed(int H, const float* weight_hh, const float* packed) {
+  const float* samples = packed + Strips::size(4 * H, H);
+  for (int i = 0; i < SAMPLES; ++i)
+    if (std::memcmp(samples + i, weight_hh + sample_of(H, i), sizeof(float))) return 0;
+  return 1;
 }
 
 void bnrnn_lstm_forward(const Lstm* sequence) {
@@ -348,15 +362,6 @@ void bnrnn_lstm_backward(const Lstm* sequence) {
       }
     }
   }
-}
-
-// C (M, N) = A (M, K) B, or A^T B for A (K, M); or added to C. Rows of B, or if `columns` its columns, are contiguous and
-// `step` apart.
-void bnrnn_product(int M, int N, int K, const float* A, int transposed, const float* B, int64_t step, int columns,
-                   float* C, int add, int threads) {
-  Floats shared(new float[Strips::size(N, std::min(K, DEPTH))]);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  product(M, N, K, A, transposed ? 1 : K, transposed ? M : 1, {B, step, columns != 0}, C, add, shared.get(), threads);
 }
 
 }  // extern "C"

@@ -1,8 +1,8 @@
 """The Triton kernels of one highway layer of one time step, forward and backward.
 
-A program owns J units with their gates for the whole batch, as in lstm_triton_kernels.py. What normalizes the state
+A program owns J units with their gates for the whole batch, as in lstm/triton_kernels.py. What normalizes the state
 that enters a layer is part of the kernel of the layer before, which has that state at hand; in the backward pass
-likewise. The algebra stands in bnrnn/scan/rhn_fused.py.
+likewise. The algebra stands in fused.py.
 
 `place` counts the layers of the whole sequence: place t D + d is layer d of step t.
 """
@@ -12,7 +12,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from bnrnn.scan.triton_blocks import add, norm_terms, offset, product_tile, standardize, tanh, through_norm
+from bnrnn.scan.triton_shared.blocks import add, norm_terms, offset, product_tile, standardize, tanh, through_norm
 
 
 @no_type_check

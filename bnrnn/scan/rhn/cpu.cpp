@@ -1,9 +1,9 @@
-// Recurrent highway networks on the CPU in float32, forward and backward over a whole sequence (see rhn_fused.py).
+// Recurrent highway networks on the CPU in float32, forward and backward over a whole sequence (see fused.py).
 //
-// As in lstm_cpu.cpp a highway layer goes by blocks of units: product, sum with the input, statistics, gates and state of
+// As in lstm/cpu.cpp a highway layer goes by blocks of units: product, sum with the input, statistics, gates and state of
 // a block while it is in the cache. Gates stand in the order h t (c). All rows are contiguous.
 
-#include "cpu_blocks.h"
+#include "../native/blocks.h"
 
 extern "C" {
 

@@ -1,6 +1,5 @@
 """How fast a training step of a batch-normalized recurrent highway network is, beside a naive loop."""
 
-import statistics
 from functools import partial
 from typing import Any
 
@@ -9,12 +8,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bnrnn.bench import NAIVE, Plan, time_in_turn
+from bnrnn.bench.timing import NAIVE, Case, engines, fastest
 from bnrnn.layers.bn_rhn import BNRHN
 from bnrnn.scan import set_backend
 
 T, B, H, D = 20, 64, 512, 3
-TARGETS = {"cpu": 1.35, "cuda": 20.0}  # times as fast as the naive loop
+TARGETS = {"cpu": 1 / 2.2, "cuda": 1 / 20}  # of the time of the naive loop
 
 
 class NaiveBNRHN(nn.Module):
@@ -57,16 +56,14 @@ def step(name: str, model: nn.Module, x: Tensor, dy: Tensor, wanted: list[Tensor
     return torch.autograd.grad(model(x)[0], wanted, dy)
 
 
-def rhn_cost(engines: list[str], device: torch.device, plan: Plan) -> dict[str, Any]:
-    """Milliseconds of a step of every engine and of the naive loop, all in turn."""
+def rhn_case(device: torch.device) -> Case:
+    """A step by every engine and by the naive loop."""
     torch.manual_seed(0)
     layer = BNRHN(H, H, T, depth=D).to(device)
     x, dy = torch.randn(T, B, H, device=device, requires_grad=True), torch.randn(T, B, H, device=device)
     wanted = [*layer.parameters(), x]
-    models = {NAIVE: NaiveBNRHN(layer), **dict.fromkeys(engines, layer)}
+    models = {NAIVE: NaiveBNRHN(layer), **dict.fromkeys(engines(device), layer)}
     runs = {name: partial(step, name, model, x, dy, wanted) for name, model in models.items()}
-    times = time_in_turn(runs, device, plan)
-    set_backend("auto")
-    median = {name: statistics.median(t) for name, t in times.items()}
-    target = TARGETS.get(device.type)
-    return {"T": T, "B": B, "H": H, "D": D, "ms": times, "median_ms": median, "target": target}
+    name = f"BN-RHN, T {T}, B {B}, I and H {H}, depth {D}"
+    gflop = 2 * T * B * 3 * H * (3 * H + 3 * D * H) / 1e9
+    return Case("Recurrent highway networks", name, runs, NAIVE, {fastest(device): TARGETS[device.type]}, gflop)

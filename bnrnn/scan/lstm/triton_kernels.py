@@ -2,7 +2,7 @@
 
 A program owns J units with their four gates, for the whole batch of one replica: batch statistics need no other
 program's data. Equation numbers: Cooijmans et al. 2016; the algebra of the backward pass stands in
-bnrnn/scan/lstm_fused.py.
+fused.py.
 """
 
 from typing import no_type_check
@@ -10,7 +10,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from bnrnn.scan.triton_blocks import add, offset, product_tile, standardize, statistics, tanh, through_norm
+from bnrnn.scan.triton_shared.blocks import add, offset, product_tile, standardize, statistics, tanh, through_norm
 
 
 @no_type_check

@@ -1,16 +1,13 @@
 """How fast a training step of a BN-LSTM is, beside torch.nn.LSTM and beside a naive loop over time.
 
 A step is forward and backward with a given gradient of the output: gradients of all parameters, and of the input where
-a layer lies below. scripts/bench.py puts the measurements together, stores and prints them.
+a layer lies below.
 """
 
-import statistics
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,22 +18,24 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bnrnn.errors import BnrnnError
+from bnrnn.bench.timing import NAIVE, NN_LSTM, NO_NORM, Case, Plan, engines, fastest, set_precision
 from bnrnn.layers.base import State
 from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.layers.stack import LSTM
-from bnrnn.scan import BACKENDS, backend, lstm_scan, set_backend
+from bnrnn.scan import BACKENDS, lstm_scan, set_backend
 
-NN_LSTM, NAIVE = "nn.LSTM", "naive"  # the variants that are no engine
+SECTION = "Training step"
 REPLICAS = 16
-MEMORY_TARGET = 0.75  # of what nn.LSTM adds
 CLEAR_REFS = Path("/proc/self/clear_refs")  # without it (macOS) the peak of one step cannot be told
-_BEGUN = time.monotonic()
+ON_GPU = {"S1": 1.5, "S2": 1.1, "S3": 1.05, "S4": 0.8}  # targets of BN-LSTM over nn.LSTM
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Layers of a task; `quick_T` is a shorter T, in which time is linear; `targets` are for best / nn.LSTM."""
+    """Layers of a task; `quick_T` is a shorter T, in which time is linear.
+
+    `target` is for the time of BN-LSTM over that of nn.LSTM on one thread of a CPU.
+    """
 
     title: str
     T: int
@@ -48,39 +47,35 @@ class Shape:
     norm: str = "batch"
     one_hot: bool = False
     input_gradient: bool = False
-    targets: dict[str, float] = field(default_factory=dict)
+    target: float | None = None
+
+    @property
+    def about(self) -> str:
+        layers = f", {self.num_layers} layers" if self.num_layers > 1 else ""
+        return f"{self.title} (B {self.B}, I {self.I}, H {self.H}{layers})"
+
+    def gflop(self, T: int) -> float:
+        """Of the matrix products of a step: three for each weight, but no gradient of an input that needs none."""
+        of_h = 3 * self.H * self.num_layers
+        of_x = self.I * (3 if self.input_gradient else 2) + 3 * self.H * (self.num_layers - 1)
+        return 2 * T * self.B * 4 * self.H * (of_h + of_x) / 1e9
 
 
 # fmt: off
 SHAPES = {
-    "S1": Shape("sequential MNIST", 784, 196, 64, 1, 100, targets={"cpu": 1.25, "cuda": 1.5}),
-    "S2": Shape("char-PTB", 100, 16, 64, 50, 1000, one_hot=True, targets={"cpu": 1.12, "cuda": 1.1}),
-    "S3": Shape("text8, a third of its 180 steps", 60, 8, 128, 27, 2000, one_hot=True,
-                targets={"cpu": 1.05, "cuda": 1.05}),
-    "S4": Shape("word-PTB", 35, 35, 32, 650, 650, num_layers=2, input_gradient=True,
-                targets={"cpu": 1.12, "cuda": 0.8}),
+    "S1": Shape("sequential MNIST", 784, 196, 64, 1, 100, target=0.95),
+    "S1b": Shape("sequential MNIST, the paper's batch", 784, 196, 100, 1, 100, target=0.95),
+    "S2": Shape("char-PTB", 100, 16, 64, 50, 1000, one_hot=True, target=1.0),
+    "S3": Shape("text8, a third of its 180 steps", 60, 6, 128, 27, 2000, one_hot=True, target=1.0),
+    "S4": Shape("word-PTB", 35, 35, 32, 650, 650, num_layers=2, input_gradient=True, target=1.05),
     "S4i": Shape("word-PTB, BN of the input product alone", 35, 35, 32, 650, 650, num_layers=2, norm="input_batch",
                  input_gradient=True),
-    "S5": Shape("RHN stand-in, a BN-LSTM of its size", 20, 20, 64, 512, 512, input_gradient=True),
+    "S5": Shape("RHN stand-in, a BN-LSTM of its size", 20, 20, 64, 512, 512, input_gradient=True, target=1.05),
+    "reader": Shape("a direction of the attentive reader", 150, 49, 40, 240, 240, input_gradient=True, target=1.05),
+    "speech": Shape("a direction of the speech models", 500, 100, 24, 250, 250, input_gradient=True, target=1.05),
 }
 # fmt: on
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is measured."""
-
-    name: str
-    full_length: bool
-    memory: bool
-    threads: tuple[int, ...]
-    error_T: int  # at most
-    seconds: float  # of rounds, for every shape and number of threads
-
-
-QUICK = Plan("quick", full_length=False, memory=False, threads=(1,), error_T=20, seconds=8.0)
-FULL = Plan("full", full_length=True, memory=True, threads=(1, 2), error_T=50, seconds=30.0)
-MIN_ROUNDS, MAX_ROUNDS = 3, 25  # whatever the seconds
+WITHOUT_NORM, TWO_THREADS = 0.95, 1.15  # targets of every shape
 
 
 class NaiveLSTM(nn.Module):
@@ -122,42 +117,12 @@ class NaiveLSTM(nn.Module):
         return x, (h, c)
 
 
-def say(text: str) -> None:
-    """A line of progress, with the time since the start."""
-    print(f"[{time.monotonic() - _BEGUN:5.0f} s] {text}", file=sys.stderr, flush=True)
-
-
-def set_precision(device: torch.device, precision: str) -> None:
-    """Of products, on both sides of a ratio. Raises BnrnnError for what the device does not have."""
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-        torch.backends.cudnn.rnn.fp32_precision = "tf32" if precision == "tf32" else "ieee"  # pyright: ignore
-        torch.set_autocast_dtype("cuda", torch.bfloat16)
-        torch.set_autocast_enabled("cuda", precision == "bfloat16")
-    elif precision != "float32":
-        raise BnrnnError(f"precision={precision} needs a GPU: use float32 on {device}")
-
-
-def engines(device: torch.device) -> list[str]:
-    """The engines that can run float32 on this device; says why another cannot."""
-    able = []
-    for name in BACKENDS:
-        try:
-            set_backend(name)
-            if name != "auto" and backend(device, torch.float32) == name:
-                able.append(name)
-        except BnrnnError as error:
-            say(f"without {name}: {error}")
-    set_backend("auto")
-    return able
-
-
 def build(variant: str, shape: Shape, T: int, device: torch.device) -> nn.Module:
     """The layer of a variant; all but nn.LSTM's of one shape start with the same weights."""
     torch.manual_seed(0)
     if variant == NN_LSTM:
         return nn.LSTM(shape.I, shape.H, shape.num_layers).to(device)
-    lstm = LSTM(shape.I, shape.H, shape.num_layers, norm=shape.norm, t_max=T)
+    lstm = LSTM(shape.I, shape.H, shape.num_layers, norm=None if variant == NO_NORM else shape.norm, t_max=T)
     return (NaiveLSTM(lstm) if variant == NAIVE else lstm).to(device)
 
 
@@ -173,8 +138,7 @@ def draw(shape: Shape, T: int, device: torch.device) -> tuple[Float[Tensor, "T B
 
 def step(variant: str, layer: nn.Module, x: Float[Tensor, "T B I"], dy: Float[Tensor, "T B H"]) -> tuple[Tensor, ...]:
     """Forward and backward: what is timed."""
-    if variant in BACKENDS:
-        set_backend(variant)
+    set_backend(variant if variant in BACKENDS else "auto")
     y, _ = layer(x)
     return torch.autograd.grad(y, [*layer.parameters(), *([x] if x.requires_grad else [])], dy.to(y.dtype))
 
@@ -201,61 +165,6 @@ def relative_errors(variants: list[str], shape: Shape, T: int, device: torch.dev
         return torch.stack([(a - e).norm() / e.norm() for a, e in pairs]).max().item()  # NaN stays NaN
 
     return {variant: worst(variant) for variant in variants}
-
-
-def time_in_turn(runs: dict[str, Callable[[], Any]], device: torch.device, plan: Plan) -> dict[str, list[float]]:
-    """Milliseconds of every run: a warm-up each, then one of each in turn, so that all see the same machine."""
-    cuda = device.type == "cuda"
-    # One thread's own time, because what else runs on the machine must not count; it says nothing of two.
-    clock = time.process_time if not cuda and torch.get_num_threads() == 1 else time.perf_counter
-
-    def milliseconds(run: Callable[[], Any]) -> float:
-        if cuda:
-            torch.cuda.synchronize(device)
-        start = clock()
-        run()
-        if cuda:
-            torch.cuda.synchronize(device)
-        return round(1000 * (clock() - start), 4)
-
-    for name, run in runs.items():
-        say(f"  warm-up of {name}: {milliseconds(run):.4g} ms")
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    rounds, end = 0, time.monotonic() + plan.seconds
-    while rounds < MIN_ROUNDS or (rounds < MAX_ROUNDS and time.monotonic() < end):
-        for name, run in runs.items():
-            times[name].append(milliseconds(run))
-        rounds += 1
-    say(f"  {rounds} rounds, ms: " + ", ".join(f"{name} {statistics.median(t):.4g}" for name, t in times.items()))
-    return times
-
-
-def time_variants(
-    variants: list[str], shape: Shape, T: int, device: torch.device, plan: Plan
-) -> dict[str, list[float]]:
-    """Milliseconds of a step of every variant, on the same data."""
-    x, dy = draw(shape, T, device)
-    layers = {variant: build(variant, shape, T, device) for variant in variants}
-    return time_in_turn({name: partial(step, name, layer, x, dy) for name, layer in layers.items()}, device, plan)
-
-
-def judge(figures: dict[str, float | None], best: str, target: float | None) -> dict[str, Any]:
-    """The ratio of every variant to nn.LSTM, and whether that of the fastest engine meets the target."""
-    base = figures[NN_LSTM]
-    ratios = {name: figure / base if figure and base else None for name, figure in figures.items()}
-    reached = ratios[best]
-    met = None if reached is None or target is None else reached <= target
-    return {"ratio": ratios, "best": best, "target": target, "met": met}
-
-
-def judge_times(times: dict[str, list[float]], target: float | None) -> dict[str, Any]:
-    """Medians and minima, and what `judge` says of the medians."""
-    medians = {name: statistics.median(t) for name, t in times.items()}
-    best = min((name for name in medians if name not in (NN_LSTM, NAIVE)), key=lambda name: medians[name])
-    minima = {name: min(t) for name, t in times.items()}
-    naive_over_best = medians[NAIVE] / medians[best]
-    judged = judge({**medians}, best, target)
-    return {"ms": times, "median_ms": medians, "min_ms": minima, "naive_over_best": naive_over_best, **judged}
 
 
 def _resident(field: str) -> float:
@@ -293,9 +202,26 @@ def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
             return None
 
 
-def replica_cost(engine: str, shape: Shape, device: torch.device, plan: Plan) -> dict[str, Any]:
+def training_cases(shapes: dict[str, Shape], device: torch.device, plan: Plan) -> Iterator[Case]:
+    """A step of every shape, by every engine."""
+    best, one_thread = fastest(device), torch.get_num_threads() == 1
+    variants = [NN_LSTM, NAIVE, *engines(device), NO_NORM]
+    for key, shape in shapes.items():
+        T = shape.T if plan.full_length else shape.quick_T
+        x, dy = draw(shape, T, device)
+        steps = {name: partial(step, name, build(name, shape, T, device), x, dy) for name in variants}
+        if device.type == "cuda":
+            targets = {best: ON_GPU[key]} if key in ON_GPU else {}
+        elif not one_thread:
+            targets = {best: TWO_THREADS}
+        else:
+            targets = {best: shape.target} if shape.target else {}
+            targets[NO_NORM] = WITHOUT_NORM
+        yield Case(SECTION, f"{key}, T {T}", steps, NN_LSTM, targets, shape.gflop(T))
+
+
+def replica_case(shape: Shape, device: torch.device) -> Case:
     """The recurrence of R replicas with weights of their own: in one scan, in R scans, and one replica alone."""
-    set_backend(engine)
     T, B, H, G = shape.quick_T, shape.B, shape.H, 4 * shape.H
     sizes = {"x_proj": (T, B, G), "h": (B, H), "c": (B, H), "weight_hh": (G, H), "gamma_ih": (G,), "gamma_hh": (G,),
              "bias": (G,), "gamma_c": (H,), "beta_c": (H,)}  # fmt: skip
@@ -311,9 +237,6 @@ def replica_cost(engine: str, shape: Shape, device: torch.device, plan: Plan) ->
         for given, dy_r in each:
             scan(given, dy_r)
 
-    together, calls = f"R={REPLICAS}", f"{REPLICAS} calls"
-    runs = {"R=1": partial(scan, *each[0]), together: partial(scan, every, dy), calls: scan_each}
-    times = time_in_turn(runs, device, plan)
-    median = {name: statistics.median(t) for name, t in times.items()}
-    ratios = {"over_one": median[together] / median["R=1"], "calls_over_together": median[calls] / median[together]}
-    return {"T": T, "R": REPLICAS, "engine": engine, "ms": times, **ratios}
+    together, calls = f"{REPLICAS} in one call", f"{REPLICAS} calls"
+    runs = {"one": partial(scan, *each[0]), together: partial(scan, every, dy), calls: scan_each}
+    return Case("Replicas", f"{shape.title}, T {T}", runs, "one")

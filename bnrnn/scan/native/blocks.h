@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "cpu_products.h"
+#include "products.h"
 
 namespace {
 
@@ -11,12 +11,12 @@ namespace {
 template <bool TAIL>
 struct Units {
   int count;
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && LANES == 16
   __mmask16 mask;
   explicit Units(int count) : count(count), mask((__mmask16)((1u << count) - 1)) {}
   Wide partial(const float* p) const { return (Wide)_mm512_maskz_loadu_ps(mask, p); }
   void partial(float* p, Wide v) const { _mm512_mask_storeu_ps(p, mask, (__m512)v); }
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && LANES == 8
   WideInt mask;
   explicit Units(int count) : count(count) {
     for (int k = 0; k < LANES; ++k) mask[k] = k < count ? -1 : 0;

@@ -6,13 +6,13 @@ Sequences of different lengths stand in the batch longest first, with padding at
 many still run at step t, as in torch's PackedSequence; those that have ended keep their state.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bnrnn.scan.norm import normalize
+from bnrnn.scan.norm.reference import normalize
 
 
 class Statistics(NamedTuple):
@@ -24,6 +24,24 @@ class Statistics(NamedTuple):
     var_hh: Tensor | None = None
     mean_c: Tensor | None = None
     var_c: Tensor | None = None
+
+
+Result = tuple[Tensor, tuple[Tensor, Tensor], Statistics]
+
+
+class Options(TypedDict, total=False):
+    """The arguments of `lstm_scan` that may be left out; every engine takes them."""
+
+    gamma_ih: Tensor | None
+    gamma_hh: Tensor | None
+    bias: Tensor | None
+    gamma_c: Tensor | None
+    beta_c: Tensor | None
+    eps: float
+    population: Statistics | None
+    batch_sizes: list[int] | None
+    ended_count: bool
+    product_dtype: torch.dtype | None
 
 
 def lstm_scan(

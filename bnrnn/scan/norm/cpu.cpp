@@ -2,7 +2,7 @@
 //
 // x, y (T, B, F); of step t the first running[t] rows count, null: all. Statistics are written if `batch`, read if not.
 
-#include "cpu_blocks.h"
+#include "../native/blocks.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 """The recurrence on a GPU: one fused Triton kernel a time step and direction, replayed from a captured CUDA graph.
 
 Small recurrent products are fused into the step (one launch a step); large ones are cuBLAS's, because every program of
-a step would read all of h. Signature and algebra are those of bnrnn.scan.lstm_fused; products are in TF32 if torch is
+a step would read all of h. Signature and algebra are those of fused.py; products are in TF32 if torch is
 set to allow it (torch.set_float32_matmul_precision), in bfloat16 if asked for; everything else is float32.
 
 Layout: time first, then replicas. c and h have T + 1 steps, of which step 0 is the state before the first.
@@ -15,15 +15,15 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bnrnn.scan import triton_workspace
-from bnrnn.scan.lstm import Statistics
-from bnrnn.scan.lstm_fused import PARAMETERS
-from bnrnn.scan.lstm_triton_kernels import backward_step, forward_step
-from bnrnn.scan.triton_workspace import UNITS, Lease, Workspace, options, product
+from bnrnn.scan.lstm.fused import PARAMETERS
+from bnrnn.scan.lstm.reference import Statistics
+from bnrnn.scan.lstm.triton_kernels import backward_step, forward_step
+from bnrnn.scan.triton_shared import workspace
+from bnrnn.scan.triton_shared.workspace import UNITS, Lease, Workspace, options, product
 
 
 @dataclass(frozen=True)
-class Kind(triton_workspace.Kind):
+class Kind(workspace.Kind):
     """Of shape T, R, B, H."""
 
     ended_count: bool
@@ -135,7 +135,7 @@ def triton_scan(
     overwrite: bool = False,  # the workspace has its own memory
     **parameters: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Statistics]:
-    """bnrnn.scan.lstm.lstm_scan in float32, with a leading axis R of replicas on every tensor."""
+    """`lstm_scan` of reference.py in float32, with a leading axis R of replicas on every tensor."""
     R, T, B, G = x_proj.shape
     given = {name: parameters.get(name) for name in PARAMETERS}
     inputs = (x_proj, h, c, weight_hh, *given.values())

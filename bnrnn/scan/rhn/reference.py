@@ -6,16 +6,16 @@ At each time step the state goes through D highway layers, of which only the fir
     s_d = h ⊙ t + s_{d-1} ⊙ c,   c = 1 - t where the gates are coupled
 
 Gates stand in the order h t (c). Zhang et al. 2017 normalize within it: `gamma_s` the state that enters a layer, on its
-way to R_d alone; `gamma_z` the sum a_d; `gamma_x` the input product. Padding is as in bnrnn.scan.lstm.
+way to R_d alone; `gamma_z` the sum a_d; `gamma_x` the input product. Padding is as in bnrnn.scan.lstm.reference.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bnrnn.scan.norm import normalize
+from bnrnn.scan.norm.reference import normalize
 
 
 class RHNStatistics(NamedTuple):
@@ -27,6 +27,23 @@ class RHNStatistics(NamedTuple):
     var_s: Tensor | None = None
     mean_z: Tensor | None = None
     var_z: Tensor | None = None
+
+
+Result = tuple[Tensor, Tensor, RHNStatistics]
+
+
+class Options(TypedDict, total=False):
+    """The arguments of `rhn_scan` that may be left out; every engine takes them."""
+
+    bias: Tensor | None
+    gamma_x: Tensor | None
+    gamma_s: Tensor | None
+    beta_s: Tensor | None
+    gamma_z: Tensor | None
+    eps: float
+    population: RHNStatistics | None
+    batch_sizes: list[int] | None
+    product_dtype: torch.dtype | None
 
 
 def rhn_scan(

@@ -16,9 +16,11 @@
 #include <immintrin.h>
 #endif
 
-// LANES floats are a vector. A tile is at most ROWS rows by TILE vectors: 24 sums in 32 registers, or 12 in 16.
+// LANES floats are a vector. A tile is at most ROWS rows by TILE vectors: 24 sums in 32 registers, or 12 in 16. A build may
+// define LANES and TILE to test what another processor would run.
 #define ROWS 6
-#if defined(__AVX512F__)
+#if defined(LANES)
+#elif defined(__AVX512F__)
 #define LANES 16
 #define TILE 4
 #elif defined(__aarch64__)

@@ -1,23 +1,22 @@
 """How long an update of the BN-e* and BN-e** readers takes, beside the LSTM reader of as many directions."""
 
-import statistics
 from functools import partial
-from typing import Any
 
 import torch
 from hydra.utils import instantiate
 from torch import nn
 
-from bnrnn.bench import Plan, time_in_turn
+from bnrnn.bench.timing import Case, Plan
 from bnrnn.config import compose_config
 from bnrnn.inputs import Question
 from bnrnn.metrics import cross_entropy
 
 T, QUICK_T, B, S, V = 150, 40, 40, 20, 5000  # steps of passages, batch, steps of questions, words
 TARGET = 1.3  # BN-e** over LSTM
+BOTH = "lstm, both directions"
 READERS = {
     "lstm": ("lstm_reader", False),
-    "lstm, both directions": ("lstm_reader", True),
+    BOTH: ("lstm_reader", True),
     "bn_e_star": ("bn_e_star", False),
     "bn_e_star_star": ("bn_e_star_star", True),
     "bn_e_star_star, masked": ("bn_e_star_star", True),
@@ -46,11 +45,13 @@ def step(model: nn.Module, inputs: Question, answers: torch.Tensor) -> None:
     torch.autograd.grad(cross_entropy(model(inputs)[0], answers), list(model.parameters()))
 
 
-def reader_cost(device: torch.device, plan: Plan) -> dict[str, Any]:
-    """Milliseconds of an update, all readers in turn, with the engine that `auto` takes."""
+def reader_cases(device: torch.device, plan: Plan) -> list[Case]:
+    """An update of every reader, beside the LSTM reader of as many directions, with the engine that `auto` takes."""
     num_steps = T if plan.full_length else QUICK_T
     given = questions(num_steps, device)
     runs = {name: partial(step, build(name, num_steps, device), *given) for name in READERS}
-    times = time_in_turn(runs, device, plan)
-    median = {name: statistics.median(t) for name, t in times.items()}
-    return {"T": num_steps, "B": B, "target": TARGET, "ms": times, "median_ms": median}
+    one, both = ({name: run for name, run in runs.items() if READERS[name][1] == b} for b in (False, True))
+    return [
+        Case("Attentive readers", f"one direction, T {num_steps}", one, "lstm", {"bn_e_star": TARGET}),
+        Case("Attentive readers", f"both directions, T {num_steps}", both, BOTH, dict.fromkeys(list(both)[1:], TARGET)),
+    ]

@@ -1,7 +1,7 @@
 """The recurrence of recurrent highway networks on a GPU: one fused Triton kernel a layer, step and direction.
 
-As in lstm_triton.py the launches are replayed from a captured CUDA graph, and small products are fused into the kernel.
-Signature and algebra are those of bnrnn.scan.rhn_fused. Time comes first; states has T D + 1 places, of which the first
+As in lstm/triton.py the launches are replayed from a captured CUDA graph, and small products are fused into the kernel.
+Signature and algebra are those of fused.py. Time comes first; states has T D + 1 places, of which the first
 is the state before the first step.
 """
 
@@ -13,15 +13,15 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bnrnn.scan import triton_workspace
-from bnrnn.scan.rhn import RHNStatistics
-from bnrnn.scan.rhn_fused import PARAMETERS
-from bnrnn.scan.rhn_triton_kernels import backward_layer, enter_first, forward_layer, leave_first
-from bnrnn.scan.triton_workspace import UNITS, Lease, Workspace, options, product
+from bnrnn.scan.rhn.fused import PARAMETERS
+from bnrnn.scan.rhn.reference import RHNStatistics
+from bnrnn.scan.rhn.triton_kernels import backward_layer, enter_first, forward_layer, leave_first
+from bnrnn.scan.triton_shared import workspace
+from bnrnn.scan.triton_shared.workspace import UNITS, Lease, Workspace, options, product
 
 
 @dataclass(frozen=True)
-class Kind(triton_workspace.Kind):
+class Kind(workspace.Kind):
     """Of shape T, B, H, Q, D, L: Q gates in each of D layers, of which the first L normalize what enters them."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -151,7 +151,7 @@ def rhn_triton_scan(
     product_dtype: torch.dtype | None = None,
     **parameters: Tensor | None,
 ) -> tuple[Tensor, Tensor, RHNStatistics]:
-    """bnrnn.scan.rhn.rhn_scan in float32. A second backward through one scan raises RuntimeError."""
+    """`rhn_scan` of reference.py in float32. A second backward through one scan raises RuntimeError."""
     (T, B, G), (D, _, H) = x_proj.shape, weight.shape
     given = {name: parameters.get(name) for name in PARAMETERS}
     gamma_s = given["gamma_s"]

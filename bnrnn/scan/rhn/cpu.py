@@ -1,17 +1,18 @@
-"""The recurrence of recurrent highway networks in the compiled kernel (rhn_cpu.cpp), for float32 on the CPU."""
+"""The recurrence of recurrent highway networks in the compiled kernel (cpu.cpp), for float32 on the CPU."""
 
 import ctypes
 
 import torch
 from torch import Tensor
 
-from bnrnn.scan.lstm_cpu import address, library, sizes_of, sum_of_outer
-from bnrnn.scan.rhn import RHNStatistics
-from bnrnn.scan.rhn_fused import PARAMETERS, Steps
+from bnrnn.scan.native.build import address, library, sizes_of
+from bnrnn.scan.native.linear import outer
+from bnrnn.scan.rhn.fused import PARAMETERS, Steps
+from bnrnn.scan.rhn.reference import RHNStatistics
 
 
 class _Rhn(ctypes.Structure):
-    """`struct Rhn` of rhn_cpu.cpp."""
+    """`struct Rhn` of cpu.cpp."""
 
     _fields_ = (
         [(name, ctypes.c_int32) for name in ("T", "B", "H", "Q", "D", "K", "batch", "threads")]
@@ -44,4 +45,4 @@ class CpuSteps(Steps):
         library().bnrnn_rhn_backward(ctypes.byref(self._arguments(dy=dy, ds=ds, **gradients)))
 
     def outer(self, da: Tensor, v: Tensor) -> Tensor:
-        return sum_of_outer([(da.contiguous(), v.contiguous())])
+        return outer(da.contiguous(), v.contiguous())

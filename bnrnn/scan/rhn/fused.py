@@ -1,6 +1,6 @@
 """The recurrence of recurrent highway networks as one autograd function, with a backward derived by hand.
 
-Signature and equations are those of bnrnn.scan.rhn. Backward of layer d of a step, given ds of its output, with m() the
+Signature and equations are those of reference.py. Backward of layer d of a step, given ds of its output, with m() the
 mean over the batch, ŝ and â normalized, without scale and shift, and σ' = σ (1 - σ):
     da = [ds t (1 - h²),  ds h σ'(t),  ds s_{d-1} σ'(c)];                 ds_{d-1} = ds c
          (coupled: [ds t (1 - h²),  ds (h - s_{d-1}) σ'(t)];              ds_{d-1} = ds (1 - t))
@@ -12,14 +12,14 @@ weights are one product a layer, over all steps.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bnrnn.scan.norm import standardize, through_norm
-from bnrnn.scan.rhn import RHNStatistics
+from bnrnn.scan.norm.reference import standardize, through_norm
+from bnrnn.scan.rhn.reference import Options, Result, RHNStatistics
 
 PARAMETERS = ("bias", "gamma_x", "gamma_s", "beta_s", "gamma_z")
 
@@ -192,16 +192,11 @@ def rhn_fused_scan(
     x_proj: Tensor,
     s: Tensor,
     weight: Tensor,
-    *,
-    eps: float = 1e-5,
-    population: RHNStatistics | None = None,
-    batch_sizes: list[int] | None = None,
-    product_dtype: torch.dtype | None = None,
-    **parameters: Tensor | None,
-) -> tuple[Tensor, Tensor, RHNStatistics]:
-    """bnrnn.scan.rhn.rhn_scan, its steps run by `engine`. A second backward through one scan raises RuntimeError."""
+    **options: Unpack[Options],
+) -> Result:
+    """`rhn_scan` of reference.py, its steps run by `engine`. A second backward through one scan raises RuntimeError."""
     (T, B, G), (D, _, H) = x_proj.shape, weight.shape
-    given = {name: parameters.get(name) for name in PARAMETERS}
+    given, population = {name: options.get(name) for name in PARAMETERS}, options.get("population")
     constant = {name: None if p is None else p.detach().contiguous() for name, p in given.items()}
     K = 0 if constant["gamma_s"] is None else len(constant["gamma_s"])
     shapes = {"gamma_x": (T, G), "gamma_s": (T, K, H), "gamma_z": (T, D, G)}
@@ -221,9 +216,9 @@ def rhn_fused_scan(
         parameters=constant,
         statistics=RHNStatistics(*used),
         batch=population is None,
-        eps=eps,
-        batch_sizes=batch_sizes,
-        product_dtype=product_dtype or weight.dtype,
+        eps=options.get("eps", 1e-5),
+        batch_sizes=options.get("batch_sizes"),
+        product_dtype=options.get("product_dtype") or weight.dtype,
     )
     y, s = _Scan.apply(steps, x_proj, s, weight, *given.values())
     return y, s, steps.statistics

@@ -1,4 +1,4 @@
-"""Batch normalization of sequences for float32 on the CPU, compiled: bnrnn.scan.norm's functions of the same names."""
+"""Batch normalization of sequences for float32 on the CPU, compiled: reference.py's functions of the same names."""
 
 import ctypes
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bnrnn.scan.lstm_cpu import address, library, sizes_of
+from bnrnn.scan.native.build import address, library, sizes_of
 
 
 def _run(name: str, ctx: Any, shape: torch.Size, *tensors: Tensor | None) -> None:

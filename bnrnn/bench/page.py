@@ -1,0 +1,130 @@
+"""The page of a stored benchmark: markdown from what scripts/bench.py measured."""
+
+import json
+import statistics
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from bnrnn.bench.layers import SECTION
+from bnrnn.bench.timing import NN_LSTM, ratios, verdict
+from bnrnn.errors import BnrnnError
+from bnrnn.report.markdown import NONE, markdown
+
+
+def ms(value: float) -> str:
+    """At least three digits."""
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
+def about(result: dict[str, Any]) -> str:
+    """What was measured, where and when."""
+    shapes = "; ".join(f"{key}: {text}" for key, text in result["shapes"].items())
+    where = f"{result['hardware']}, torch {result['environment']['torch']}, {result['precision']}"
+    peak = "" if result["peak"] is None else f" Measured peak of one thread: {result['peak']:.0f} GFLOP/s."
+    return (
+        f"{where}, {result['date']}, commit {result['commit']}.{peak} All variants of a row take turns in one process. "
+        f"{shapes}.\n"
+    )
+
+
+def ratio_cell(row: dict[str, Any], variant: str) -> str:
+    """Median and quartiles of a variant's time over the base's."""
+    lower, median, upper = ratios(row, variant)
+    text = f"{median:.2f} ({lower:.2f}–{upper:.2f})"
+    return f"**{text}**" if variant in row["targets"] else text
+
+
+def judged(row: dict[str, Any]) -> list[str]:
+    """The targets of a row, and whether they are met."""
+    if not row["targets"]:
+        return [NONE, NONE]
+    targets = (f"{target:.2f}" for target in row["targets"].values())
+    return [", ".join(dict.fromkeys(targets)), ", ".join(verdict(row, variant) for variant in row["targets"])]
+
+
+def others(row: dict[str, Any]) -> list[str]:
+    """The variants that are compared with the base."""
+    return [variant for variant in row["ms"] if variant != row["base"]]
+
+
+def render_ratios(rows: list[dict[str, Any]]) -> str:
+    """One table for each set of variants: the base's time, and every other's over it."""
+    tables = []
+    for (base, *variants), group in groupby(rows, key=lambda row: [row["base"], *others(row)]):
+        table = []
+        for row in group:
+            time = ms(statistics.median(row["ms"][base]))
+            cells = [ratio_cell(row, variant) for variant in variants]
+            table.append([row["name"], f"{row['threads']}", time, *cells, *judged(row)])
+        tables.append(markdown(["", "threads", f"{base}, ms", *variants, "target", "met"], table))
+    return "\n".join(tables)
+
+
+def render_times(rows: list[dict[str, Any]], peak: float | None) -> str:
+    """Medians and minima; the speed of the matrix products alone would be at least what is shown."""
+    table = []
+    for row in rows:
+        for variant, times in row["ms"].items():
+            speed = share = NONE
+            if row["gflop"]:
+                gflops = 1000 * row["gflop"] / min(times)
+                speed = f"{gflops:,.0f}"
+                share = NONE if peak is None else f"{100 * gflops / (peak * row['threads']):.0f} %"
+            figures = [ms(statistics.median(times)), ms(min(times)), speed, share, f"{len(times)}"]
+            table.append([row["section"], row["name"], f"{row['threads']}", variant, *figures])
+    header = ["", "", "threads", "", "median, ms", "minimum, ms", "GFLOP/s", "of the peak", "rounds"]
+    return markdown(header, table)
+
+
+def render_errors(errors: dict[str, dict[str, Any]]) -> str:
+    table = [[name, f"{row['T']}", *(f"{e:.1e}" for e in row["error"].values())] for name, row in errors.items()]
+    return markdown(["shape", "T", *next(iter(errors.values()))["error"]], table)
+
+
+def render_memory(rows: dict[str, dict[str, Any]]) -> str:
+    table = []
+    for name, row in rows.items():
+        lstm = row["MiB"][NN_LSTM]
+        cells = [NONE if v is None or not lstm else f"{v / lstm:.2f}" for k, v in row["MiB"].items() if k != NN_LSTM]
+        table.append([name, f"{row['T']}", NONE if lstm is None else f"{lstm:,.0f}", *cells])
+    variants = list(next(iter(rows.values()))["MiB"])
+    return markdown(["shape", "T", f"{NN_LSTM}, MiB", *variants[1:]], table)
+
+
+def sections(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The rows by section, in the order measured."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        found.setdefault(row["section"], []).append(row)
+    return found
+
+
+def render_short(result: dict[str, Any]) -> str:
+    """The training steps alone, as README shows them."""
+    title = f"Time over that of `{NN_LSTM}`, median and quartiles; in bold what has a target:"
+    return f"{about(result)}\n{title}\n\n{render_ratios(sections(result)[SECTION])}"
+
+
+def render(result: dict[str, Any]) -> str:
+    """The page of a measurement."""
+    beside = {name: rows for name, rows in sections(result).items() if name != SECTION}
+    parts = {
+        f"# Benchmark: {result['name']}": render_short(result),
+        **{f"## {name}": render_ratios(rows) for name, rows in beside.items()},
+        "## Relative error against float64, the worst over outputs and all gradients": render_errors(result["errors"]),
+        f"## Memory that a step adds at its peak, over what `{NN_LSTM}` adds": result["memory"]
+        and render_memory(result["memory"]),
+        "## All times, and the matrix products of a step at the least time": render_times(
+            result["rows"], result["peak"]
+        ),
+    }
+    return "\n".join(f"{title}\n\n{text}" for title, text in parts.items() if text)
+
+
+def render_file(path: Path, short: bool = False) -> str:
+    """The page of a stored measurement. Raises BnrnnError for a file that is none."""
+    try:
+        return (render_short if short else render)(json.loads(path.read_text()))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise BnrnnError(f"{path} is no benchmark that this version wrote ({error!r}): run `make bench`") from None

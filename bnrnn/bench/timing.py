@@ -1,0 +1,137 @@
+"""What every measurement shares: cases, whose variants take turns in one process."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from bnrnn.errors import BnrnnError
+from bnrnn.scan import BACKENDS, backend, set_backend
+
+NN_LSTM, NAIVE, NO_NORM = "nn.LSTM", "naive loop", "without norm"  # variants that are no engine
+MIN_ROUNDS, MAX_ROUNDS = 5, 31  # whatever the seconds
+_BEGUN = time.monotonic()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    name: str
+    full_length: bool
+    memory: bool
+    threads: tuple[int, ...]
+    error_T: int  # at most
+    seconds: float  # of rounds, for every case
+
+
+@dataclass(frozen=True)
+class Case:
+    """Variants of one computation.
+
+    Args:
+        section: the heading under which its row stands.
+        base: the variant that the ratios are over.
+        targets: the ratio that a variant should have at most.
+        gflop: operations of its matrix products in 10^9; None where they do not tell the speed.
+    """
+
+    section: str
+    name: str
+    variants: dict[str, Callable[[], Any]]
+    base: str
+    targets: dict[str, float] = field(default_factory=dict)
+    gflop: float | None = None
+
+
+def say(text: str) -> None:
+    """A line of progress, with the time since the start."""
+    print(f"[{time.monotonic() - _BEGUN:5.0f} s] {text}", file=sys.stderr, flush=True)
+
+
+def set_precision(device: torch.device, precision: str) -> None:
+    """Of products, on both sides of a ratio. Raises BnrnnError for what the device does not have."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        torch.backends.cudnn.rnn.fp32_precision = "tf32" if precision == "tf32" else "ieee"  # pyright: ignore
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        torch.set_autocast_enabled("cuda", precision == "bfloat16")
+    elif precision != "float32":
+        raise BnrnnError(f"precision={precision} needs a GPU: use float32 on {device}")
+
+
+def engines(device: torch.device) -> list[str]:
+    """The engines that can run float32 on this device; says why another cannot."""
+    able = []
+    for name in BACKENDS:
+        try:
+            set_backend(name)
+            if name != "auto" and backend(device, torch.float32) == name:
+                able.append(name)
+        except BnrnnError as error:
+            say(f"without {name}: {error}")
+    set_backend("auto")
+    return able
+
+
+def fastest(device: torch.device) -> str:
+    """The engine that `auto` takes here, which the targets are for."""
+    return backend(device, torch.float32)
+
+
+def time_in_turn(runs: dict[str, Callable[[], Any]], device: torch.device, seconds: float) -> dict[str, list[float]]:
+    """Milliseconds of every run: a warm-up each, then one of each in turn, so that all see the same machine."""
+    cuda = device.type == "cuda"
+    # CPU time excludes other processes; for several threads it is their sum, so that there the wall has to do.
+    clock = time.process_time if not cuda and torch.get_num_threads() == 1 else time.perf_counter
+
+    def milliseconds(run: Callable[[], Any]) -> float:
+        if cuda:
+            torch.cuda.synchronize(device)
+        start = clock()
+        run()
+        if cuda:
+            torch.cuda.synchronize(device)
+        return round(1000 * (clock() - start), 4)
+
+    for run in runs.values():
+        milliseconds(run)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    rounds, end = 0, time.monotonic() + seconds
+    while rounds < MIN_ROUNDS or (rounds < MAX_ROUNDS and time.monotonic() < end):
+        for name, run in runs.items():
+            times[name].append(milliseconds(run))
+        rounds += 1
+    return times
+
+
+def measure(case: Case, device: torch.device, seconds: float) -> dict[str, Any]:
+    """The case with its milliseconds, as it is stored."""
+    times = time_in_turn(case.variants, device, seconds)
+    set_backend("auto")
+    medians = ", ".join(f"{name} {statistics.median(t):.4g}" for name, t in times.items())
+    say(f"{case.section}, {case.name}, {torch.get_num_threads()} threads, median ms: {medians}")
+    about = {"section": case.section, "name": case.name, "threads": torch.get_num_threads(), "base": case.base}
+    return {**about, "targets": case.targets, "gflop": case.gflop, "ms": times}
+
+
+def ratios(row: dict[str, Any], variant: str) -> tuple[float, float, float]:
+    """Quartiles of a variant's time over the base's, round by round: the lower, the median and the upper."""
+    pairs = zip(row["ms"][variant], row["ms"][row["base"]], strict=True)
+    lower, median, upper = statistics.quantiles((time / base for time, base in pairs), n=4, method="inclusive")
+    return lower, median, upper
+
+
+def verdict(row: dict[str, Any], variant: str) -> str:
+    """Whether the ratio's median meets its target; undecided where the quartiles lie on both sides of it."""
+    target = row["targets"].get(variant)
+    if target is None:
+        return "–"
+    lower, median, upper = ratios(row, variant)
+    if lower <= target < upper:
+        return "undecided"
+    return "yes" if median <= target else "no"

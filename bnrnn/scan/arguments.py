@@ -1,0 +1,47 @@
+"""Checks of a scan's arguments. Compiled engines read memory by address, so what does not fit must not get there."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnrnn.errors import BnrnnError
+
+
+def check_tensors(x: Tensor, shapes: dict[str, tuple[int, ...]], values: dict[str, Any], of: str = "x_proj") -> None:
+    """Raise BnrnnError for a tensor that has not the expected shape, or not the dtype and the device of x."""
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            expected, found = (shapes[name], x.dtype, x.device), (tuple(value.shape), value.dtype, value.device)
+            if found != expected:
+                raise BnrnnError(f"{name} does not fit {of}: expected {expected}, got {found}")
+
+
+def check_sizes(batch_sizes: list[int] | None, T: int, B: int) -> None:
+    """Raise BnrnnError where batch_sizes are not T numbers from B down to 1."""
+    if batch_sizes is not None:
+        downwards = [B, *batch_sizes, 1]
+        if len(batch_sizes) != T or sorted(downwards, reverse=True) != downwards:
+            raise BnrnnError(
+                f"batch_sizes must be {T} numbers between {B} and 1 that never increase, one a step: got {batch_sizes}"
+            )
+
+
+def statistics_by_name(population: Any, terms: tuple[str, ...], given: dict[str, Any]) -> dict[str, Tensor | None]:
+    """Population statistics, a named tuple or None, by name.
+
+    Raises BnrnnError where those of a normalized term are missing.
+    """
+    if population is None:
+        return {}
+    found = population._asdict()
+    for name in (f"{kind}_{term}" for term in terms for kind in ("mean", "var")):
+        gamma = f"gamma_{name.partition('_')[2]}"
+        if given.get(gamma) is not None and found[name] is None:
+            raise BnrnnError(f"population has no {name}, which {gamma} needs")
+    return found
+
+
+def raised(value: Any) -> Any:
+    """A tensor in float32; anything else as it is."""
+    return value.to(torch.float32) if isinstance(value, Tensor) else value

@@ -1,0 +1,129 @@
+"""The recurrence of LSTM, input-normalized LSTM and BN-LSTM, by the engine that fits."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from bnrnn.errors import BnrnnError
+from bnrnn.scan.arguments import check_sizes, check_tensors, raised, statistics_by_name
+from bnrnn.scan.backends import backend, product_dtype, triton_engine
+from bnrnn.scan.lstm import reference
+from bnrnn.scan.lstm.cpu import CpuSteps
+from bnrnn.scan.lstm.fused import Steps, fused_scan
+from bnrnn.scan.lstm.reference import Options, Result, Statistics
+from bnrnn.scan.products import linear
+
+
+def lstm_scan(
+    x_proj: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weight_hh: Tensor,
+    *,
+    weight_ih: Tensor | None = None,
+    overwrite: bool = False,
+    **options: Unpack[Options],
+) -> Result:
+    """bnrnn.scan.lstm.reference.lstm_scan by the chosen engine, with more freedom in the arguments.
+
+    - With `weight_ih` (4H, I), x_proj is the input x (T, B, I) or (T, B) itself, and the engine forms `linear` of it.
+    - Every tensor but weight_ih may have a leading axis R of replicas, which share nothing but the shape: R layers in
+      one call.
+    - bfloat16 and float16 may come in, or be asked for by torch.autocast: products then have that precision, and
+      statistics, states and everything else float32; y has the precision that x_proj had, and h and c keep theirs.
+    - With `overwrite`, an engine may take over the memory of x_proj, whose values are then lost.
+
+    Raises BnrnnError for tensors that do not fit each other.
+    """
+    if weight_ih is not None and not _has_one_feature(x_proj, weight_ih):
+        x_proj, weight_ih, overwrite = linear(x_proj, weight_ih), None, True
+    low = product_dtype(x_proj.device, x_proj.dtype)
+    given, of_h, of_c = x_proj.dtype, h.dtype, c.dtype
+    if low is not None:
+        options = {k: raised(v) for k, v in options.items()} | {"product_dtype": low}  # pyright: ignore
+        x_proj, h, c, weight_hh = map(raised, (x_proj, h, c, weight_hh))
+        if population := options.get("population"):
+            options["population"] = Statistics(*map(raised, population))
+    _check(x_proj, {"h": h, "c": c, "weight_hh": weight_hh, "weight_ih": weight_ih, **options})
+    with torch.autocast(x_proj.device.type, enabled=False):
+        name = backend(x_proj.device, options.get("product_dtype") or x_proj.dtype)
+        if weight_ih is not None:
+            y, (h, c), used = fused_scan(CpuSteps, x_proj, h, c, weight_hh, weight_ih=weight_ih, **options)
+        else:
+            y, (h, c), used = _engine(name, overwrite, x_proj.dim() == 4)(x_proj, h, c, weight_hh, **options)
+    if low is None:
+        return y, (h, c), used
+    return y.to(given), (h.to(of_h), c.to(of_c)), used
+
+
+def _has_one_feature(x: Tensor, weight_ih: Tensor) -> bool:
+    """Whether the engine takes x as it is, because its product with weight_ih need not be stored."""
+    if x.dim() != 3 or x.shape[2] != 1 or x.requires_grad or torch.is_autocast_enabled(x.device.type):
+        return False
+    return x.dtype == weight_ih.dtype and backend(x.device, x.dtype) == "cpu"
+
+
+def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
+    """Raise BnrnnError for arguments of `lstm_scan` that do not fit each other."""
+    if given["weight_ih"] is not None:
+        G = len(given["weight_ih"])
+    elif x_proj.dim() not in (3, 4) or x_proj.shape[-1] % 4:
+        raise BnrnnError(f"x_proj must be (T, B, 4H) or (R, T, B, 4H), got {tuple(x_proj.shape)}")
+    else:
+        G = x_proj.shape[-1]
+    *replicas, T, B, _ = x_proj.shape
+    H = G // 4
+    shapes = {"weight_ih": (G, 1), "h": (B, H), "c": (B, H), "weight_hh": (G, H), "gamma_ih": (G,), "gamma_hh": (G,),
+              "bias": (G,), "gamma_c": (H,), "beta_c": (H,), "mean_ih": (T, G), "var_ih": (T, G), "mean_hh": (T, G),
+              "var_hh": (T, G), "mean_c": (T, H), "var_c": (T, H)}  # fmt: skip
+    shapes = {name: (*replicas, *shape) for name, shape in shapes.items()} if replicas else shapes
+    check_tensors(x_proj, shapes, given)
+    check_tensors(x_proj, shapes, statistics_by_name(given.get("population"), ("ih", "hh", "c"), given))
+    check_sizes(given.get("batch_sizes"), T, B)
+
+
+def _engine(name: str, overwrite: bool, replicated: bool) -> Callable[..., Result]:
+    """The scan by this engine, of one set of parameters or of R."""
+    if name == "triton":
+        scan = triton_engine().triton_scan  # has a leading axis of replicas
+        return scan if replicated else partial(_one_replica, scan)
+    if name == "reference":
+        scan = reference.lstm_scan
+    else:
+        scan = partial(fused_scan, {"cpu": CpuSteps, "fused": Steps}[name], overwrite=overwrite)
+    return partial(_one_by_one, scan) if replicated else scan
+
+
+def _one_replica(scan: Callable[..., Result], *args: Tensor, **options: Any) -> Result:
+    """One set of parameters by a scan of replicas."""
+
+    def lifted(value: Any) -> Any:
+        if isinstance(value, Statistics):
+            return Statistics(*map(lifted, value))
+        return value.unsqueeze(0) if isinstance(value, Tensor) else value
+
+    y, (h, c), used = scan(*map(lifted, args), **{key: lifted(value) for key, value in options.items()})
+    used = Statistics(*(None if v is None else v.squeeze(0) for v in used))
+    return y.squeeze(0), (h.squeeze(0), c.squeeze(0)), used
+
+
+def _one_by_one(scan: Callable[..., Result], *args: Tensor, **options: Any) -> Result:
+    """Replicas by a scan of one set of parameters."""
+    num_replicas = len(args[0])
+
+    def parts(value: Any) -> Any:
+        if isinstance(value, Statistics):
+            return [Statistics(*of_one) for of_one in zip(*map(parts, value), strict=True)]
+        # unbind: the gradient of each value[r] would be a tensor of all replicas.
+        return value.unbind(0) if isinstance(value, Tensor) else [value] * num_replicas
+
+    each = (dict(zip(options, values, strict=True)) for values in zip(*map(parts, options.values()), strict=True))
+    named = each if options else ({} for _ in range(num_replicas))
+    results = [scan(*own, **of_one) for own, of_one in zip(zip(*map(parts, args), strict=True), named, strict=True)]
+    ys, states, used = zip(*results, strict=True)
+    h, c = (torch.stack(values) for values in zip(*states, strict=True))
+    stacked = (None if values[0] is None else torch.stack(values) for values in zip(*used, strict=True))
+    return torch.stack(ys), (h, c), Statistics(*stacked)

@@ -1,0 +1,89 @@
+"""The recurrence of the LSTM in the compiled kernel (cpu.cpp), for float32 on the CPU."""
+
+import ctypes
+from collections import OrderedDict
+
+import torch
+from torch import Tensor
+
+from bnrnn.scan.lstm.fused import PARAMETERS, Steps
+from bnrnn.scan.lstm.reference import Statistics
+from bnrnn.scan.native.build import address, library, pointer, sizes_of
+
+MAX_PACKED = 16  # weights that are kept packed, those used last
+
+
+class _Lstm(ctypes.Structure):
+    """`struct Lstm` of cpu.cpp."""
+
+    _fields_ = (
+        [(name, ctypes.c_int32) for name in ("T", "B", "H", "batch", "threads")]
+        + [("eps", ctypes.c_float)]
+        + [(name, ctypes.POINTER(ctypes.c_int32)) for name in ("running", "counted")]
+        + [(name, ctypes.c_void_p) for name in (
+            "weight_hh", *PARAMETERS, "h_0", "c_0", *Statistics._fields, "feature", "weight_ih", "packed", "x", "u",
+            "c", "y", "dy", "dh", "dc", *(f"d{name}" for name in PARAMETERS), "dweight_ih", "dweight_hh",
+        )]
+    )  # fmt: skip
+
+
+class CpuSteps(Steps):
+    """Whole sequences in the compiled kernel."""
+
+    def _arguments(self, **others: Tensor) -> _Lstm:
+        T, B, H = self.c.shape
+        tensors = {"weight_hh": self.weight_hh, "h_0": self.h_0, "c_0": self.c_0, "u": self.u, "c": self.c,
+                   "y": self.y, **self.parameters, **self.statistics._asdict(), **others}  # fmt: skip
+        x = {"x": self.x} if self.weight_ih is None else {"feature": self.x, "weight_ih": self.weight_ih}
+        sizes = sizes_of(self.batch_sizes)
+        return _Lstm(
+            T=T, B=B, H=H, batch=int(self.batch), threads=torch.get_num_threads(), eps=self.eps,
+            running=sizes, counted=None if self.ended_count else sizes,
+            **{name: address(tensor) for name, tensor in {**x, **tensors}.items()},
+        )  # fmt: skip
+
+    def forward(self) -> None:
+        packed = _pack(self.weight_hh) if self.u is not None else _packed.of(self.weight_hh)
+        library().bnrnn_lstm_forward(ctypes.byref(self._arguments(packed=packed)))
+
+    def backward(self, dy: Tensor, dh: Tensor, dc: Tensor, grads: dict[str, Tensor]) -> None:
+        grads["weight_hh"] = self.weight_hh.new_zeros(self.weight_hh.shape[::-1])  # the kernel adds to the transposed
+        gradients = {f"d{name}": grad for name, grad in grads.items()}
+        library().bnrnn_lstm_backward(ctypes.byref(self._arguments(dy=dy, dh=dh, dc=dc, **gradients)))
+        grads["weight_hh"] = grads["weight_hh"].t()
+
+
+def _pack(weight_hh: Tensor) -> Tensor:
+    """W_hh in the order in which the forward kernel reads it, and samples of W_hh."""
+    H = weight_hh.shape[1]
+    packed = weight_hh.new_empty(library().bnrnn_lstm_packed_size(H))
+    library().bnrnn_lstm_pack(H, pointer(weight_hh), pointer(packed), torch.get_num_threads())
+    return packed
+
+
+class _Packed:
+    """Packed weights of evaluation, where the same weights come again: by address, version, and samples of the values.
+
+    The samples notice what does not change a tensor's version, such as `weight.data.copy_`, and memory that was given
+    to another tensor.
+    """
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[tuple[int, ...], tuple[int, Tensor]] = OrderedDict()
+
+    def of(self, weight_hh: Tensor) -> Tensor:
+        H = weight_hh.shape[1]
+        key = library()._handle, weight_hh.data_ptr(), H
+        version = -1 if weight_hh.is_inference() else weight_hh._version
+        found = self.kept.pop(key, None)
+        if found and found[0] == version and library().bnrnn_lstm_is_packed(H, pointer(weight_hh), pointer(found[1])):
+            packed = found[1]
+        else:
+            packed = _pack(weight_hh)  # in memory of its own: another thread may be reading the old one
+        self.kept[key] = version, packed
+        while len(self.kept) > MAX_PACKED:
+            self.kept.popitem(last=False)
+        return packed
+
+
+_packed = _Packed()

@@ -1,0 +1,225 @@
+"""The recurrence as one autograd function over the whole sequence, with a backward derived by hand.
+
+`Steps` runs them in torch's own operations, for any device and dtype; the compiled engine (cpu.py) is a subclass.
+Signature and equations are those of reference.py.
+
+Backward of step t, with m() the mean over the batch, z = BN(c); x̂, û and ĉ normalized, without scale and shift:
+    dz = dh σ(o) (1 - tanh²z);      dγ_c += Σ dz ĉ;   dβ_c += Σ dz
+    dc += γ_c rstd_c (dz - m(dz) - ĉ m(dz ĉ))                       (dz itself without normalization)
+    da = dgates from dc and dh;     db += Σ da;       dγ_hh += Σ da û;    dγ_ih += Σ da x̂;    dc_{t-1} = dc σ(f)
+    dx = γ_ih rstd_ih (da - m(da) - x̂ m(da x̂))
+    du = γ_hh rstd_hh (da - m(da) - û m(da û));       dh_{t-1} += du W_hh;   dW_hh += duᵀ h_{t-1}
+Under population statistics the m() terms vanish. Gates are recomputed from x̂ and û rather than stored, and the
+gradients of x and u take their places: with c and h, ten numbers a unit and step.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bnrnn.scan.lstm.reference import Options, Result, Statistics
+from bnrnn.scan.norm.reference import standardize, through_norm
+
+PARAMETERS = ("gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c")
+
+
+@dataclass
+class Steps:
+    """A sequence's arguments, and what its forward pass leaves to its backward pass."""
+
+    x: Tensor  # (T, B, 4H), input product; normalized by the forward pass; its gradient after the backward pass
+    u: Tensor | None  # (T, B, 4H), normalized recurrent product, lost in the backward pass; None if there is none
+    c: Tensor  # (T, B, H)
+    y: Tensor  # (T, B, H)
+    h_0: Tensor  # (B, H)
+    c_0: Tensor
+    weight_hh: Tensor  # (4H, H)
+    weight_ih: Tensor | None  # (4H, 1), where x is the input's one feature (T, B, 1) in place of its product
+    parameters: dict[str, Tensor | None]
+    statistics: Statistics
+    batch: bool  # whether the statistics are those of the batch
+    eps: float
+    batch_sizes: list[int] | None
+    ended_count: bool
+    product_dtype: torch.dtype
+
+    def running(self, t: int) -> int:
+        """Sequences that run at step t."""
+        return self.batch_sizes[t] if self.batch_sizes else self.x.shape[1]
+
+    def counted(self, t: int) -> int:
+        """Sequences in the statistics of step t."""
+        return self.x.shape[1] if self.ended_count else self.running(t)
+
+    def forward(self) -> None:
+        """Fill y, c, u, x normalized, and the statistics if they are those of the batch."""
+        y = self.y
+        gamma_ih, gamma_hh, _, gamma_c, beta_c = (self.parameters[name] for name in PARAMETERS)
+        mean_ih, var_ih, mean_hh, var_hh, mean_c, var_c = self.statistics
+        weight, h, c = self.weight_hh.t().to(self.product_dtype), self.h_0, self.c_0
+        for t in range(len(y)):
+            n, counted = self.running(t), self.counted(t)
+            u = (h[:counted].to(weight.dtype) @ weight).to(h.dtype)
+            if gamma_hh is not None:
+                u = standardize(u, mean_hh[t], var_hh[t], self.eps, self.batch)  # pyright: ignore
+            if gamma_ih is not None:
+                self.x[t, :counted] = standardize(self.x[t, :counted], mean_ih[t], var_ih[t], self.eps, self.batch)  # pyright: ignore
+            if self.u is not None:
+                self.u[t, :counted] = u
+            i, f, g, o = self._gates(u[:n], self.x[t, :n])
+            self.c[t, :n], self.c[t, n:] = f * c[:n] + i * g, c[n:]
+            c = self.c[t]
+            z = c[:n]
+            if gamma_c is not None:
+                z = standardize(c[:counted], mean_c[t], var_c[t], self.eps, self.batch)[:n] * gamma_c  # pyright: ignore
+            y[t, :n], y[t, n:] = o * (z if beta_c is None else z + beta_c).tanh(), h[n:]
+            h = y[t]
+
+    def _gates(self, u: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        for name, value in (("gamma_hh", u), ("gamma_ih", x)):
+            gamma = self.parameters[name]
+            scaled = value if gamma is None else gamma * value
+            u, x = (scaled, x) if name == "gamma_hh" else (u, scaled)
+        bias = self.parameters["bias"]
+        i, f, g, o = (u + x if bias is None else u + x + bias).chunk(4, dim=1)
+        return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+
+    def backward(self, dy: Tensor, dh: Tensor, dc: Tensor, grads: dict[str, Tensor]) -> None:
+        """Backpropagate the gradients dy of y, and dh and dc of the last state.
+
+        x becomes its gradient, dh and dc those of the first state. Those of the parameters, and of weight_ih if there
+        is one, are added to `grads`, where that of weight_hh is entered.
+        """
+        assert self.u is not None
+        y = self.y
+        weight = self.weight_hh.to(self.product_dtype)
+        for t in reversed(range(len(y))):
+            n, counted = self.running(t), self.counted(t)
+            dh += dy[t]
+            self._step_back(t, n, counted, dh[:n], dc, grads)
+            dh_prev = (self.u[t, :counted].to(weight.dtype) @ weight).to(dh.dtype)
+            dh[:n] = dh_prev[:n]
+            dh[n:counted] += dh_prev[n:]
+        h_prev = torch.cat([self.h_0[None], y[:-1]]).flatten(0, 1).to(weight.dtype)
+        grads["weight_hh"] = (self.u.flatten(0, 1).t().to(weight.dtype) @ h_prev).to(dh.dtype)
+
+    def _step_back(self, t: int, n: int, counted: int, dh: Tensor, dc: Tensor, grads: dict[str, Tensor]) -> None:
+        gamma_ih, gamma_hh, bias, gamma_c, beta_c = (self.parameters[name] for name in PARAMETERS)
+        _, var_ih, _, var_hh, mean_c, var_c = (None if v is None else v[t] for v in self.statistics)
+        assert self.u is not None
+        u, x, c = self.u[t, :counted], self.x[t, :counted], self.c[t, :counted]
+        c_prev = self.c[t - 1] if t else self.c_0
+        i, f, g, o = self._gates(u[:n], x[:n])
+        c_hat = c if gamma_c is None else (c - mean_c) * (var_c + self.eps).rsqrt()  # pyright: ignore
+        z = c_hat[:n] if gamma_c is None else gamma_c * c_hat[:n]
+        tanh_z = (z if beta_c is None else z + beta_c).tanh()
+        dz = torch.zeros_like(c)
+        dz[:n] = dh * o * (1 - tanh_z.square())
+        if gamma_c is not None and var_c is not None:
+            dz = through_norm(dz, c_hat, gamma_c, var_c, self.eps, self.batch, grads["gamma_c"], grads.get("beta_c"))
+        elif beta_c is not None:
+            grads["beta_c"] += dz.sum(0)
+        dc[:counted] += dz
+        d = dc[:n]
+        da = torch.zeros_like(u)
+        parts = (d * g * i * (1 - i), d * c_prev[:n] * f * (1 - f), d * i * (1 - g * g), dh * tanh_z * o * (1 - o))
+        torch.cat(parts, dim=1, out=da[:n])
+        dc[:n] *= f
+        if bias is not None:
+            grads["bias"] += da.sum(0)
+        for name, v, gamma, var in (("gamma_hh", u, gamma_hh, var_hh), ("gamma_ih", x, gamma_ih, var_ih)):
+            if gamma is None or var is None:
+                v.copy_(da)
+            else:
+                v.copy_(through_norm(da, v, gamma, var, self.eps, self.batch, grads[name], None))
+        self.u[t, counted:] = 0
+        self.x[t, counted:] = 0
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, steps: Steps, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        steps.forward()
+        # Autograd watches that none of these is changed before the backward pass.
+        ctx.save_for_backward(steps.y, *inputs[3:5])
+        ctx.steps = steps
+        return steps.y, steps.c[-1].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        _ = ctx.saved_tensors
+        steps = ctx.steps
+        if steps is None:
+            raise RuntimeError("this scan was run backward before and its buffers are spent: run it forward again")
+        ctx.steps = None
+        dy, dc = given[0].contiguous(), given[1].clone(memory_format=torch.contiguous_format)
+        dh = torch.zeros_like(dc)
+        added_to = {"weight_ih": steps.weight_ih, **steps.parameters}
+        grads = {name: torch.zeros_like(p) for name, p in added_to.items() if p is not None}
+        steps.backward(dy, dh, dc, grads)
+        dx = steps.x if steps.weight_ih is None else None
+        return None, dx, dh, dc, *(grads.get(name) for name in ("weight_hh", "weight_ih", *PARAMETERS))
+
+
+def fused_scan(
+    engine: type[Steps],
+    x_proj: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weight_hh: Tensor,
+    *,
+    weight_ih: Tensor | None = None,
+    overwrite: bool = False,
+    **options: Unpack[Options],
+) -> Result:
+    """`lstm_scan` of reference.py, its steps run by `engine`.
+
+    With `overwrite`, x_proj's memory is taken over (nobody else may need its values) instead of copied. With
+    `weight_ih` (4H, 1), x_proj is the one feature (T, B, 1) of the input itself, which needs no gradient. A second
+    backward through one scan raises RuntimeError.
+    """
+    T, B, _ = x_proj.shape
+    G, H = weight_hh.shape
+    given = {name: options.get(name) for name in PARAMETERS}
+    inputs = (x_proj, h, c, weight_hh, weight_ih, *given.values())
+    with_grad = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs)
+    constant = [None if v is None else v.detach().contiguous() for v in inputs]
+    x, h_0, c_0, weight, of_input, *parameters = constant
+    assert x is not None and h_0 is not None and c_0 is not None and weight is not None
+    if weight_ih is None and not overwrite and x.data_ptr() == x_proj.data_ptr():
+        x = x.clone()
+    population = options.get("population")
+    sizes = [(name, size) for name, size in (("gamma_ih", G), ("gamma_hh", G), ("gamma_c", H)) for _ in range(2)]
+    used = Statistics(
+        *(
+            None if given[name] is None else x.new_empty(T, size) if value is None else value.contiguous()
+            for (name, size), value in zip(sizes, population or Statistics(), strict=True)
+        )
+    )
+    steps = engine(
+        x=x,
+        u=x.new_empty(T, B, G) if with_grad else None,
+        c=x.new_empty(T, B, H),
+        y=x.new_empty(T, B, H),
+        h_0=h_0,
+        c_0=c_0,
+        weight_hh=weight,
+        weight_ih=of_input,
+        parameters=dict(zip(PARAMETERS, parameters, strict=True)),
+        statistics=used,
+        batch=population is None,
+        eps=options.get("eps", 1e-5),
+        batch_sizes=options.get("batch_sizes"),
+        ended_count=options.get("ended_count", False),
+        product_dtype=options.get("product_dtype") or weight.dtype,
+    )
+    if with_grad:
+        y, c = _Scan.apply(steps, *inputs)
+    else:
+        steps.forward()
+        y, c = steps.y, steps.c[-1]
+    return y, (y[-1], c), used

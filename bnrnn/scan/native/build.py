@@ -1,0 +1,95 @@
+"""The compiled kernels for float32 on the CPU, built on first use with the machine's C++ compiler in seconds.
+
+The build is cached by source, flags and processor. The kernels have a plain C interface for ctypes, because torch's
+extension builder takes half a minute for torch's headers.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bnrnn.errors import BnrnnError
+
+SCAN = Path(__file__).parents[1]
+KERNELS = SCAN / "native/kernels.cpp"  # includes all others
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"]
+FLAGS += ["-shared", "-fPIC"]
+
+
+def sources() -> list[Path]:
+    """Every file that the kernels are built from."""
+    return sorted(path for pattern in ("*.cpp", "*.h") for path in SCAN.rglob(pattern))
+
+
+def compiler() -> str | None:
+    """The C++ compiler to build with: $CXX, g++ or clang++; None if there is none."""
+    return next(
+        (path for name in (os.environ.get("CXX"), "g++", "clang++") if name and (path := shutil.which(name))), None
+    )
+
+
+def _processor() -> str:
+    """What -march=native depends on, so that a cache on a shared disk serves each kind of processor its own build."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _build(command: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as part:
+        built = Path(part) / path.name
+        for openmp in (["-fopenmp"], []):  # not every compiler has it; without it there is one thread
+            run = subprocess.run(
+                [command, *FLAGS, *openmp, str(KERNELS), "-o", str(built)], capture_output=True, text=True
+            )
+            if not run.returncode:
+                break
+        else:
+            raise BnrnnError(f"backend=cpu: {command} could not build its kernels: {run.stderr.strip()[:2000]}")
+        os.replace(built, path)  # several processes may build at once: the last one wins, all are the same
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The built kernels. Raises BnrnnError, with what the compiler said, where they cannot be built."""
+    command = compiler()
+    if command is None:
+        raise BnrnnError("backend=cpu needs a C++ compiler (g++ or clang++): install one, or use backend=reference")
+    identity = [*(path.read_text() for path in sources()), *FLAGS, command, _processor()]
+    key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bnrnn"
+    path = folder / f"kernels-{key}.so"
+    if not path.exists():
+        try:
+            _build(command, path)
+        except OSError as error:
+            raise BnrnnError(f"backend=cpu: {path} cannot be written ({error}): set XDG_CACHE_HOME") from error
+    kernels = ctypes.CDLL(str(path))
+    kernels.bnrnn_lstm_packed_size.restype = ctypes.c_int64
+    kernels.bnrnn_peak.restype, kernels.bnrnn_peak.argtypes = ctypes.c_float, [ctypes.c_int64]
+    return kernels
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Address of a contiguous float32 tensor; null for None."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+    """`address` as an argument of a C function."""
+    return ctypes.c_void_p(address(tensor))
+
+
+def sizes_of(values: list[int] | None) -> Any:
+    """Numbers as an array of C; null for None."""
+    return None if values is None else (ctypes.c_int32 * len(values))(*values)

@@ -1,0 +1,53 @@
+"""Products around the recurrences by the compiled kernels, for float32 on the CPU."""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bnrnn.scan.native.build import library, pointer
+
+
+def product(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
+    """a @ b, or a.T @ b if `transposed`. b or its transpose is contiguous, as a is."""
+    m, k = (a.shape[1], a.shape[0]) if transposed else a.shape
+    c = a.new_empty(m, b.shape[1])
+    columns = not b.is_contiguous()
+    library().bnrnn_product(
+        m, b.shape[1], k, pointer(a), int(transposed), pointer(b), ctypes.c_int64(b.stride(1 if columns else 0)),
+        int(columns), pointer(c), 0, torch.get_num_threads(),
+    )  # fmt: skip
+    return c
+
+
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    """a.T @ b, contiguous or transposed, whichever wastes less of the kernel's strips of 16 columns."""
+    m, n = a.shape[1], b.shape[1]
+    return product(b, a, transposed=True).t() if -n % 16 * m > -m % 16 * n else product(a, b, transposed=True)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        ctx.save_for_backward(x, weight)
+        y = product(x.flatten(0, -2), weight.t())
+        return (y if bias is None else y.add_(bias)).unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        x, weight = ctx.saved_tensors
+        dy = grads[0].contiguous().flatten(0, -2)
+        dx = product(dy, weight).view_as(x) if ctx.needs_input_grad[0] else None
+        return dx, outer(dy, x.flatten(0, -2)), dy.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b for x (..., I), W (G, I) and b (G,), by the compiled product.
+
+    torch's own reaches two thirds of its speed where sizes are no multiples of 16 (AMD EPYC with AVX-512, 650 units).
+    """
+    return _Linear.apply(x, weight, bias)

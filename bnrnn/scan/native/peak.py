@@ -1,0 +1,19 @@
+"""The most that a thread of this processor can compute."""
+
+import time
+
+from bnrnn.scan.native.build import library
+
+ROUNDS, REPEATS = 2_000_000, 15
+
+
+def peak() -> float:
+    """GFLOP/s of multiplications and additions in registers, one thread, float32: the best of several measurements."""
+    kernels = library()
+
+    def seconds() -> float:
+        start = time.process_time()
+        kernels.bnrnn_peak(ROUNDS)
+        return time.process_time() - start
+
+    return ROUNDS * kernels.bnrnn_peak_operations() / min(seconds() for _ in range(REPEATS)) / 1e9

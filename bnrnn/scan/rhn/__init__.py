@@ -1,0 +1,58 @@
+"""The recurrence of recurrent highway networks, by the engine that fits."""
+
+from functools import partial
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from bnrnn.errors import BnrnnError
+from bnrnn.scan.arguments import check_sizes, check_tensors, raised, statistics_by_name
+from bnrnn.scan.backends import backend, product_dtype, triton_engine
+from bnrnn.scan.rhn import reference
+from bnrnn.scan.rhn.cpu import CpuSteps
+from bnrnn.scan.rhn.fused import Steps, rhn_fused_scan
+from bnrnn.scan.rhn.reference import Options, Result, RHNStatistics
+
+
+def rhn_scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Unpack[Options]) -> Result:
+    """bnrnn.scan.rhn.reference.rhn_scan by the chosen engine. Precision is as in `lstm_scan`; there are no replicas.
+
+    Raises BnrnnError for tensors that do not fit each other.
+    """
+    low = product_dtype(x_proj.device, x_proj.dtype)
+    given, of_s = x_proj.dtype, s.dtype
+    if low is not None:
+        options = {k: raised(v) for k, v in options.items()} | {"product_dtype": low}  # pyright: ignore
+        x_proj, s, weight = map(raised, (x_proj, s, weight))
+        if population := options.get("population"):
+            options["population"] = RHNStatistics(*map(raised, population))
+    _check(x_proj, {"s": s, "weight": weight, **options})
+    with torch.autocast(x_proj.device.type, enabled=False):
+        name = backend(x_proj.device, options.get("product_dtype") or x_proj.dtype)
+        if name == "reference":
+            run = reference.rhn_scan
+        elif name == "triton":
+            run = triton_engine("rhn").rhn_triton_scan
+        else:
+            run = partial(rhn_fused_scan, {"cpu": CpuSteps, "fused": Steps}[name])
+        y, s, used = run(x_proj, s, weight, **options)
+    return y.to(given), s.to(of_s), used
+
+
+def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
+    """Raise BnrnnError for arguments of `rhn_scan` that do not fit each other."""
+    if given["weight"].dim() != 3:
+        raise BnrnnError(f"weight must be (D, G, H), got {tuple(given['weight'].shape)}")
+    D, G, H = given["weight"].shape
+    if x_proj.dim() != 3 or x_proj.shape[2] not in (2 * H, 3 * H):
+        raise BnrnnError(f"x_proj must be (T, B, 2H) or (T, B, 3H) with H = {H}, got {tuple(x_proj.shape)}")
+    T, B, G = x_proj.shape
+    gamma_s = given.get("gamma_s")
+    K = 0 if gamma_s is None else min(len(gamma_s), D)  # layers whose state is normalized
+    shapes = {"s": (B, H), "weight": (D, G, H), "bias": (D, G), "gamma_x": (G,), "gamma_s": (K, H), "beta_s": (K, H),
+              "gamma_z": (D, G), "mean_x": (T, G), "var_x": (T, G), "mean_s": (T, K, H), "var_s": (T, K, H),
+              "mean_z": (T, D, G), "var_z": (T, D, G)}  # fmt: skip
+    check_tensors(x_proj, shapes, given)
+    check_tensors(x_proj, shapes, statistics_by_name(given.get("population"), ("x", "s", "z"), given))
+    check_sizes(given.get("batch_sizes"), T, B)
