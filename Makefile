@@ -63,7 +63,7 @@ tables: setup  ## render tables and figures from results/
 	$(PYTHON) scripts/make_tables.py
 
 data: setup  ## download MNIST, Penn Treebank and text8 (to BNRNN_DATA, or data/), checksums verified
-	$(PYTHON) scripts/prepare_data.py
+	$(PYTHON) -m bnrnn.prepare
 
 bench: setup  ## time the layers against nn.LSTM and a naive loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)

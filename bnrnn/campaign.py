@@ -219,6 +219,11 @@ def main() -> None:
         sys.exit(run_worker(options) if options.command == "work" else run_campaign(options))
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """Run main and report what a user can mend in one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let exceptions come here unchanged
     report_errors(main, *MENDABLE)
+
+
+if __name__ == "__main__":
+    cli()

@@ -13,7 +13,15 @@ from omegaconf import DictConfig, open_dict
 
 from bnrnn.errors import BnrnnError
 
-ROOT = Path(__file__).parent.parent
+PACKAGE = Path(__file__).parent
+
+
+def root() -> Path:
+    """The folder with conf/ and experiments/: the checkout, or the package itself if it was installed from a wheel."""
+    return PACKAGE if (PACKAGE / "conf").is_dir() else PACKAGE.parent
+
+
+ROOT = root()
 CONF = ROOT / "conf"
 LABELED = ("model", "data")  # nodes of a configuration that may have a label; a setting's stands at the root
 

@@ -169,5 +169,10 @@ def main() -> None:
     print(render(planned, costs(planned)))
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """Run main and report what a user can mend in one message."""
     report_errors(main, HydraException, OmegaConfBaseException)
+
+
+if __name__ == "__main__":
+    cli()

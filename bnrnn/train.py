@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
-from bnrnn.config import without_labels
+from bnrnn.config import CONF, without_labels
 from bnrnn.data.base import SequenceData, model_sizes
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.heap import keep_heap
@@ -176,7 +176,7 @@ def named_overrides(overrides: Iterable[str]) -> list[tuple[str, str]]:
     return sorted((key, value) for key, _, value in pairs)
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="train")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
 def main(cfg: DictConfig) -> None:
     """One cell, as hydra runs it."""
     job = HydraConfig.get()

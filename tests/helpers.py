@@ -1,7 +1,13 @@
-"""Comparison of tensors by relative error, with one table of tolerances."""
+"""Comparison of tensors by relative error, with one table of tolerances; a web server for a folder."""
 
+import functools
+import gc
+import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import jaxtyping
 import torch
@@ -26,3 +32,21 @@ def without_shape_checks() -> Iterator[None]:
         yield
     finally:
         jaxtyping.config.update("jaxtyping_disable", before)
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args) -> None:
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a web server, on this machine alone, that has the files of a folder."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()  # connections that failed are open until then

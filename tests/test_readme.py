@@ -14,7 +14,7 @@ CODE = [
     line.strip() for block in re.findall(r"```(?:sh|bash)\n(.*?)```", README, re.DOTALL) for line in block.split("\n")
 ]
 COMMANDS = [line.split("#")[0].strip() for line in CODE if line.split("#")[0].strip()]
-PAGES = README + "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+PAGES = "".join(path.read_text() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
 PATHS = re.findall(r"`((?:bnrnn|conf|experiments|results|scripts|tests|docs)/[\w./-]*)`", PAGES)
 
 
@@ -29,19 +29,21 @@ def test_every_make_command_has_a_target_and_its_recipes_exist(command):
         assert all((ROOT / analysis).exists() for analysis in analyses)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "-m bnrnn.train" in c])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if re.search(r"bnrnn[.-]train", c) and "pip" not in c])
 def test_every_training_command_composes(command):
-    overrides = [o for o in command.split("bnrnn.train")[1].split() if not o.startswith("-")]
+    overrides = [o for o in re.split(r"bnrnn[.-]train", command)[1].split() if not o.startswith("-")]
     cfg = compose_config(*(re.sub(r"=([^,\s]+),\S*", r"=\1", o) for o in overrides))
     assert cfg.model and cfg.budget.updates > 0
 
 
 def test_every_script_knows_its_options():
-    scripts = [command.split() for command in COMMANDS if command.startswith("python scripts/")]
+    scripts = [command for command in COMMANDS if re.match(r"python (scripts/|-m bnrnn\.prepare)", command)]
     assert scripts
-    for _, script, *arguments in scripts:
-        run = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True)
-        assert all(option in run.stdout for option in arguments if option.startswith("--"))
+    for command in scripts:
+        program, arguments = re.match(r"python (-m \S+|\S+)(.*)", command).groups()
+        run = [sys.executable, *program.split(), "--help"]
+        run = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert all(option in run.stdout for option in arguments.split() if option.startswith("--"))
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS)))

@@ -48,7 +48,7 @@ def read_index(folder: Path) -> dict[str, Any]:
         return json.loads((folder / "index.json").read_text())
     except FileNotFoundError as error:
         raise BnrnnError(
-            f"{folder / 'index.json'} is missing: run `python scripts/prepare_data.py cnn_qa --from DIR`, where DIR "
+            f"{folder / 'index.json'} is missing: run `python -m bnrnn.prepare cnn_qa --from DIR`, where DIR "
             "has questions/training/*.question of Hermann et al. 2015, or set BNRNN_DATA to the folder with cnn_qa/"
         ) from error
 
@@ -59,7 +59,7 @@ def _verified(folder: Path, name: str, index: dict[str, Any]) -> Path:
     if not path.exists() or digest(path) != index["sha256"].get(name):
         raise BnrnnError(
             f"{path} is {'damaged' if path.exists() else 'missing'}: delete {folder} and prepare it again with "
-            "`python scripts/prepare_data.py cnn_qa --from DIR`"
+            "`python -m bnrnn.prepare cnn_qa --from DIR`"
         )
     return path
 

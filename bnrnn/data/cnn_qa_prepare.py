@@ -86,7 +86,7 @@ def prepare_cnn_qa(data_dir: Path, source: Path | None = None, most_skipped: int
     if source is None:
         raise BnrnnError(
             f"{folder / 'prepared'} is missing: with the questions of Hermann et al. 2015 (cnn/questions/...) at hand, "
-            f"run `python scripts/prepare_data.py cnn_qa --from DIR --data-dir {data_dir}`"
+            f"run `python -m bnrnn.prepare cnn_qa --from DIR --data-dir {data_dir}`"
         )
     shards = list(_shards(source, folder / "shards"))
     _read_all(shards, folder, most_skipped)

@@ -9,7 +9,7 @@ from bnrnn.data.captions import CaptionData, Image, divide, load_annotations
 from bnrnn.data.image_features import extract, inception_v3, load_extracted
 from bnrnn.errors import BnrnnError
 
-COMMAND = "`python scripts/prepare_data.py coco_captions --weights FILE --data-dir DIR`"
+COMMAND = "`python -m bnrnn.prepare coco_captions --weights FILE --data-dir DIR`"
 
 
 class CocoCaptions(CaptionData):

@@ -1,33 +1,31 @@
-"""Fetching one file of a data set from the web."""
+"""Downloading the files of data sets with pooch, which verifies a file before it appears."""
 
-import http.client
-import shutil
-import tempfile
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from bnrnn.errors import BnrnnError
 
 
-@contextmanager
-def downloaded(url: str, folder: Path) -> Iterator[Path]:
-    """The file behind `url`, to be verified and then moved into `folder`; what was not moved is deleted in the end.
+def fetch(url: str, known_hash: str, folder: Path, name: str | None = None) -> Path:
+    """The file behind `url`, in `folder`: downloaded, unless it is there already with this hash.
 
-    It lies inside of `folder`, so that os.replace moves it in one step.
+    Args:
+        known_hash: of the file, with its kind, such as "sha256:fcea919c...".
+        name: of the file in `folder`; None for that at the end of the URL.
+
+    Raises BnrnnError for a folder that cannot be written to, a download that fails, and a file with another hash; what
+    was there before is kept.
     """
-    name = url.rsplit("/", 1)[-1]
+    import pooch
+
+    published = url.rsplit("/", 1)[-1]
+    by_hand = f"Put {published} into {folder} by hand"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(dir=folder)
     except OSError as error:
         raise BnrnnError(f"{folder} cannot be written to: {error}") from error
-    with temporary:
-        path = Path(temporary.name, name)
-        try:
-            with urllib.request.urlopen(url, timeout=60) as response, path.open("wb") as file:
-                shutil.copyfileobj(response, file)
-        except (OSError, http.client.HTTPException) as error:
-            raise BnrnnError(f"{url} could not be downloaded: {error}\nPut {name} into {folder} by hand") from error
-        yield path
+    try:
+        return Path(pooch.retrieve(url, known_hash, name or published, folder, progressbar=True))
+    except ValueError as error:
+        raise BnrnnError(f"{url} is not the published {published}: {error}\n{by_hand}") from error
+    except OSError as error:
+        raise BnrnnError(f"{url} could not be downloaded: {error}\n{by_hand}") from error

@@ -1,26 +1,31 @@
 """MNIST pixel by pixel, in order or permuted (Le et al. 2015), as in Cooijmans et al. 2016, section 5.1."""
 
 import gzip
-import os
-import tempfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from bnrnn.data.base import PixelSequences, sha256
-from bnrnn.data.vision import import_torchvision
+from bnrnn.data.download import fetch
 from bnrnn.errors import BnrnnError
 
+URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
 # SHA-256 of the idx files themselves: the compressed ones that go around differ in the time stamp of their header.
 CHECKSUMS = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+ARCHIVES = {  # MD5 of the compressed files behind URL
+    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
 NUM_VALID = 10_000
 NUM_PIXELS = 784
@@ -56,39 +61,25 @@ class SequentialMNIST(PixelSequences):
 
 def load_mnist(data_dir: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """(images (N, 784) as bytes, labels (N,)) of the training file and of the test file, checksums verified."""
-    contents = {name: _read_idx(data_dir, name) for name in CHECKSUMS}
-    datasets = import_torchvision().datasets
-    with tempfile.TemporaryDirectory() as folder:  # torchvision reads plain idx files in a layout of its own
-        raw = Path(folder, "MNIST", "raw")
-        raw.mkdir(parents=True)
-        for name, content in contents.items():
-            (raw / name).write_bytes(content)
-        parts = [datasets.MNIST(folder, train=train) for train in (True, False)]
-    train, test = ((part.data.flatten(1), part.targets) for part in parts)
-    return train, test
+    arrays = [idx_array(_read_idx(data_dir, name)) for name in CHECKSUMS]
+    train_images, train_labels, test_images, test_labels = arrays
+    return (train_images.flatten(1), train_labels.long()), (test_images.flatten(1), test_labels.long())
+
+
+def idx_array(content: bytes) -> UInt8[Tensor, "..."]:
+    """The bytes of an idx file as an array. Its header is two zeros, the type, the number of axes and their sizes."""
+    num_axes = content[3]
+    sizes = np.frombuffer(content, ">u4", num_axes, offset=4).tolist()
+    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * num_axes).reshape(sizes).copy())
 
 
 def prepare_mnist(data_dir: Path) -> None:
     """Download what is missing or damaged in `<data_dir>/mnist/`; a file appears there only once it is verified."""
     folder = data_dir / "mnist"
-    wanted = [name for name in CHECKSUMS if not _is_good(data_dir, name)]
-    if not wanted:
-        print(f"{folder}: complete")
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    datasets = import_torchvision().datasets
-    with tempfile.TemporaryDirectory(dir=folder) as part:
-        try:
-            datasets.MNIST(part, download=True)
-        except (RuntimeError, OSError) as error:
-            raise BnrnnError(
-                f"MNIST could not be downloaded: {error}\nPut the four idx files (.gz or not) into {folder} by hand"
-            ) from error
-        raw = Path(part, "MNIST", "raw")
-        for name in wanted:
-            _check(raw / f"{name}.gz", gzip.decompress((raw / f"{name}.gz").read_bytes()), name)
-            (folder / name).unlink(missing_ok=True)
-            os.replace(raw / f"{name}.gz", folder / f"{name}.gz")
+    for name in CHECKSUMS:
+        if not _is_good(data_dir, name):
+            fetch(f"{URL}/{name}.gz", f"md5:{ARCHIVES[name]}", folder)
+            (folder / name).unlink(missing_ok=True)  # damaged, or it would have been good
     print(f"{folder}: complete")
 
 
@@ -98,7 +89,7 @@ def _read_idx(data_dir: Path, name: str) -> bytes:
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
     if path is None:
         raise BnrnnError(
-            f"{folder / name}.gz is missing: run `make data` (or `python scripts/prepare_data.py mnist "
+            f"{folder / name}.gz is missing: run `make data` (or `python -m bnrnn.prepare mnist "
             f"--data-dir {data_dir}`), or set BNRNN_DATA to the folder that holds mnist/"
         )
     content = path.read_bytes()
@@ -121,7 +112,7 @@ def _check(path: Path, content: bytes, name: str) -> None:
 
 
 def _mend(data_dir: Path) -> str:
-    return f"fetch it again with `make data` (or `python scripts/prepare_data.py mnist --data-dir {data_dir}`)"
+    return f"fetch it again with `make data` (or `python -m bnrnn.prepare mnist --data-dir {data_dir}`)"
 
 
 def _is_good(data_dir: Path, name: str) -> bool:

@@ -1,6 +1,5 @@
 """Penn Treebank as prepared by Mikolov: by character (Cooijmans et al. 2016, 5.2) and by word (Laurent et al. 2015)."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 
 from bnrnn.data.base import sha256
-from bnrnn.data.download import downloaded
+from bnrnn.data.download import fetch
 from bnrnn.data.language import Segments, Streams, check_symbols, render_sizes
 from bnrnn.errors import BnrnnError
 
@@ -78,29 +77,22 @@ def prepare_ptb(data_dir: Path) -> None:
     folder = data_dir / "ptb"
     for name in CHECKSUMS:
         if not _is_good(folder / name):
-            url = f"{URL}/{name}"
-            with downloaded(url, folder) as path:
-                _check(url, path.read_bytes(), name, f"put Mikolov's into {folder} by hand")
-                os.replace(path, folder / name)
+            fetch(f"{URL}/{name}", f"sha256:{CHECKSUMS[name]}", folder)
     print(f"{folder}: complete")
 
 
 def _read(path: Path) -> bytes:
-    command = f"`make data` (or `python scripts/prepare_data.py ptb --data-dir {path.parent.parent}`)"
+    command = f"`make data` (or `python -m bnrnn.prepare ptb --data-dir {path.parent.parent}`)"
     if not path.exists():
         raise BnrnnError(f"{path} is missing: run {command}, or set BNRNN_DATA to the folder that holds ptb/")
     content = path.read_bytes()
-    _check(str(path), content, path.name, f"fetch it again with {command}")
-    return content
-
-
-def _check(source: str, content: bytes, name: str, remedy: str) -> None:
-    found = sha256(content)
-    if found != CHECKSUMS[name]:
+    found, expected = sha256(content), CHECKSUMS[path.name]
+    if found != expected:
         raise BnrnnError(
-            f"{source} is not Mikolov's {name}: its {len(content):,} bytes begin with {content[:20]!r} and have "
-            f"SHA-256 {found[:16]}..., expected {CHECKSUMS[name][:16]}...: {remedy}"
+            f"{path} is not Mikolov's {path.name}: its {len(content):,} bytes begin with {content[:20]!r} and have "
+            f"SHA-256 {found[:16]}..., expected {expected[:16]}...: fetch it again with {command}"
         )
+    return content
 
 
 def _is_good(path: Path) -> bool:

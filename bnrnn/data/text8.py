@@ -1,7 +1,6 @@
 """text8, the first 10^8 characters of a cleaned Wikipedia (Mahoney 2009), as in Cooijmans et al. 2016, section 5.3."""
 
 import gzip
-import os
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -10,11 +9,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from bnrnn.data.download import downloaded
+from bnrnn.data.download import fetch
 from bnrnn.data.language import CHUNK, Segments, check_symbols, render_sizes
 from bnrnn.errors import BnrnnError
+from bnrnn.files import atomic_write
 
 URL = "http://mattmahoney.net/dc/text8.zip"
+ARCHIVE = "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"  # SHA-256 of text8.zip
 SIZE = 100_000_000
 CRC32 = 0x7D6BE66F
 BEGINNING = b" anarchism originated as a term of abuse"
@@ -49,7 +50,7 @@ class Text8(Segments):
 
 def load_text8(data_dir: Path, prefix: bool) -> UInt8[np.ndarray, " _"]:
     """All of text8, checksum verified; or, with `prefix`, a beginning of it."""
-    remedy = f"run `make data` (or `python scripts/prepare_data.py text8 --data-dir {data_dir}`)"
+    remedy = f"run `make data` (or `python -m bnrnn.prepare text8 --data-dir {data_dir}`)"
     remedy += " and use data=text8" if prefix else ""
     path = _find(data_dir / "text8", prefix, remedy)
     text = _open(path, str(path), remedy)
@@ -66,12 +67,10 @@ def prepare_text8(data_dir: Path) -> None:
     """Download text8 unless `<data_dir>/text8/` has all of it; it appears there only once it is verified."""
     folder = data_dir / "text8"
     if not _is_good(data_dir):
-        with downloaded(URL, folder) as path:
-            remedy = f"put text8.zip into {folder} by hand"
-            text = _open(path, URL, remedy)
-            _check_whole(URL, text, remedy)
-            path.with_name("text8").write_bytes(text.data)
-            os.replace(path.with_name("text8"), folder / "text8")
+        archive = fetch(URL, f"sha256:{ARCHIVE}", folder, "text8-downloaded.zip")  # another text8.zip may be there
+        with atomic_write(folder / "text8") as file:
+            file.write(_open(archive, str(archive), f"put text8.zip into {folder} by hand").data)
+        archive.unlink()  # the plain file can be mapped
     print(f"{folder}: complete")
 
 

@@ -1,4 +1,4 @@
-"""The only importer of torchvision, which needs help beside a CPU build of torch."""
+"""The only importer of torchvision, for features of images. It needs help beside a CPU build of torch."""
 
 import importlib
 import sys

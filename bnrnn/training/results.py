@@ -6,13 +6,14 @@ import json
 import platform
 import subprocess
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from bnrnn.config import ROOT, with_present_paths
+from bnrnn.config import PACKAGE, ROOT, with_present_paths
 from bnrnn.errors import BnrnnError
 from bnrnn.files import write_json
 from bnrnn.scan import backend
@@ -126,7 +127,12 @@ def environment(device: torch.device, precision: str = "float32") -> dict[str, A
 
 
 def git_commit() -> str:
-    """The commit of the code that runs, with "+changes" if it was edited since; "unknown" outside a checkout."""
+    """The commit of the code that runs, with "+changes" if it was edited since.
+
+    For a package installed from a wheel it is the tag of its version, such as v0.1.0; without git, "unknown".
+    """
+    if ROOT == PACKAGE:
+        return f"v{version('bnrnn')}"
 
     def git(*args: str) -> str:
         return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

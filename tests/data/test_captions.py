@@ -262,7 +262,7 @@ def test_what_is_wrong_with_coco_is_named(coco, tmp_path):
     folder = coco / "coco"
     with pytest.raises(BnrnnError, match=r"index.json is missing|features.npy is missing"):
         CocoCaptions(str(coco))
-    with pytest.raises(BnrnnError, match=r"Inception_v3's weights are needed: `python scripts/prepare_data.py coco"):
+    with pytest.raises(BnrnnError, match=r"Inception_v3's weights are needed: `python -m bnrnn.prepare coco"):
         prepare_coco_captions(coco, None)
     with pytest.raises(BnrnnError, match=r"no.pth is missing: download it from https://download.pytorch.org"):
         prepare_coco_captions(coco, tmp_path / "no.pth")

@@ -117,7 +117,7 @@ def test_a_malformed_file_is_named_and_left_out_up_to_a_limit(corpus, tmp_path, 
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, str(ROOT / "scripts/prepare_data.py"), *map(str, arguments)]
+    return [sys.executable, "-m", "bnrnn.prepare", *map(str, arguments)]
 
 
 def test_a_killed_preparation_goes_on_and_ends_with_the_same_bytes(tmp_path):
@@ -168,7 +168,7 @@ def test_a_damaged_array_is_an_error(corpus, tmp_path, name):
 
 
 def test_what_is_missing_is_named(tmp_path):
-    with pytest.raises(BnrnnError, match=r"prepared/index.json is missing: run .*prepare_data.py cnn_qa --from DIR"):
+    with pytest.raises(BnrnnError, match=r"prepared/index.json is missing: run .*bnrnn.prepare cnn_qa --from DIR"):
         CNNQA(str(tmp_path))
     with pytest.raises(BnrnnError, match=r"data.variant is 'top3': use full or top4"):
         CNNQA(str(tmp_path), "top3")

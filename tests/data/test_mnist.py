@@ -1,21 +1,20 @@
-import functools
 import gzip
+import hashlib
 import re
 import struct
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from bnrnn import prepare
 from bnrnn.data import mnist
 from bnrnn.data.base import sha256
 from bnrnn.data.mnist import SequentialMNIST, pixel_index, prepare_mnist
-from bnrnn.data.vision import import_torchvision
 from bnrnn.errors import BnrnnError
-from scripts import prepare_data
+from tests.helpers import served
 
 NAMES = list(mnist.CHECKSUMS)
 
@@ -35,7 +34,9 @@ def small(tmp_path, monkeypatch) -> dict[str, np.ndarray]:
         arrays[f"{part}-labels-idx1-ubyte"] = rng.integers(0, 10, num, dtype=np.uint8)
     (tmp_path / "mnist").mkdir()
     for name, array in arrays.items():
-        (tmp_path / "mnist" / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
+        archive = gzip.compress(idx(array))
+        (tmp_path / "mnist" / f"{name}.gz").write_bytes(archive)
+        monkeypatch.setitem(mnist.ARCHIVES, name, hashlib.md5(archive).hexdigest())
         monkeypatch.setitem(mnist.CHECKSUMS, name, sha256(idx(array)))
     monkeypatch.setattr(mnist, "NUM_VALID", 10)
     return arrays
@@ -122,23 +123,13 @@ def test_an_unknown_order_is_refused(small, tmp_path):
 
 
 @pytest.fixture
-def mirror(small, tmp_path, monkeypatch):
+def mirror(small, tmp_path, monkeypatch) -> Iterator[Path]:
     """A web server with the four files, in place of the public ones."""
     folder = tmp_path / "mirror"
     (tmp_path / "mnist").rename(folder)
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    base = import_torchvision().datasets.MNIST
-    monkeypatch.setattr(base, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
-    monkeypatch.setattr(base, "resources", [(f"{name}.gz", None) for name in NAMES])
-    yield folder
-    server.shutdown()
-    server.server_close()
+    with served(folder) as address:
+        monkeypatch.setattr(mnist, "URL", address)
+        yield folder
 
 
 def test_download_mends_what_is_missing_and_leaves_only_verified_files(mirror, tmp_path):
@@ -146,7 +137,12 @@ def test_download_mends_what_is_missing_and_leaves_only_verified_files(mirror, t
     prepare_mnist(data_dir)
     assert sorted(p.name for p in (data_dir / "mnist").iterdir()) == sorted(f"{name}.gz" for name in NAMES)
     truncate(data_dir / "mnist" / f"{NAMES[0]}.gz")
+    (data_dir / "mnist" / NAMES[1]).write_bytes(b"damaged, and read before the good one with .gz")
     prepare_mnist(data_dir)
+    assert sorted(p.name for p in (data_dir / "mnist").iterdir()) == sorted(f"{name}.gz" for name in NAMES)
+    for name in NAMES:
+        remove(mirror / f"{name}.gz")
+    prepare_mnist(data_dir)  # complete: asks for nothing
     assert len(SequentialMNIST(str(data_dir)).splits["train"][1]) == 20
 
 
@@ -158,17 +154,17 @@ def test_a_download_of_something_else_is_refused_and_not_kept(mirror, tmp_path):
 
 
 def test_no_network_says_where_to_put_the_files(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_torchvision().datasets.MNIST, "mirrors", ["http://127.0.0.1:9/"])
+    monkeypatch.setattr(mnist, "URL", "http://127.0.0.1:9")
     with pytest.raises(BnrnnError, match=r"could not be downloaded(.|\n)*by hand"):
         prepare_mnist(tmp_path / "fresh")
 
 
 def test_what_is_missing_is_named_with_a_command_that_the_script_takes(tmp_path, capsys, monkeypatch):
-    with pytest.raises(BnrnnError, match=rf"`python scripts/prepare_data.py mnist --data-dir {tmp_path}`") as error:
+    with pytest.raises(BnrnnError, match=rf"`python -m bnrnn.prepare mnist --data-dir {tmp_path}`") as error:
         mnist.load_mnist(tmp_path)
-    command = re.search(r"`python scripts/prepare_data.py ([^`]*)`", str(error.value))[1]
+    command = re.search(r"`python -m bnrnn.prepare ([^`]*)`", str(error.value))[1]
     prepared = []
-    monkeypatch.setitem(prepare_data.PREPARE, "mnist", prepared.append)
-    monkeypatch.setattr("sys.argv", ["prepare_data.py", *command.split()])
-    prepare_data.main()
+    monkeypatch.setitem(prepare.PREPARE, "mnist", prepared.append)
+    monkeypatch.setattr("sys.argv", ["prepare", *command.split()])
+    prepare.main()
     assert prepared == [tmp_path]

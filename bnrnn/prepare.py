@@ -1,8 +1,8 @@
 """Fetch data sets that are missing or damaged, or prepare those that you have.
 
-python scripts/prepare_data.py [mnist ptb text8] [--data-dir DIR]
-python scripts/prepare_data.py cnn_qa --from DIR [--data-dir DIR] [--most-skipped N]
-python scripts/prepare_data.py coco_captions --weights FILE [--year 2017] [--data-dir DIR]
+python -m bnrnn.prepare [mnist ptb text8] [--data-dir DIR]
+python -m bnrnn.prepare cnn_qa --from DIR [--data-dir DIR] [--most-skipped N]
+python -m bnrnn.prepare coco_captions --weights FILE [--year 2017] [--data-dir DIR]
 """
 
 import os
@@ -21,7 +21,7 @@ PREPARE = {"mnist": prepare_mnist, "ptb": prepare_ptb, "text8": prepare_text8, "
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Fetch data sets that are missing or damaged.")
+    parser = ArgumentParser("python -m bnrnn.prepare", description="Fetch data sets that are missing or damaged.")
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(PREPARE))
     parser.add_argument("--data-dir", type=Path, default=Path(os.environ.get("BNRNN_DATA", "data")))
     parser.add_argument("--from", dest="source", type=Path, help="cnn_qa: the folder with questions/training and so on")
@@ -41,5 +41,10 @@ def main() -> None:
             PREPARE[name](args.data_dir)
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """Run main and report what a user can mend in one message."""
     report_errors(main)
+
+
+if __name__ == "__main__":
+    cli()

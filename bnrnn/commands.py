@@ -1,0 +1,30 @@
+"""The console commands. They are there without the packages of bnrnn[train] too, and then name what is missing."""
+
+import sys
+from importlib import import_module
+
+
+def train() -> None:
+    _run("train")
+
+
+def plan() -> None:
+    _run("plan")
+
+
+def campaign() -> None:
+    _run("campaign")
+
+
+def prepare() -> None:
+    _run("prepare")
+
+
+def _run(name: str) -> None:
+    try:
+        command = import_module(f"bnrnn.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "bnrnn":
+            raise
+        sys.exit(f"error: bnrnn-{name} needs {error.name}, which is not installed: pip install 'bnrnn[train]'")
+    command.cli()

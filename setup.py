@@ -1,0 +1,23 @@
+"""The one build step: the configurations and the papers' claims travel inside the wheel, where bnrnn.config finds them.
+
+Everything else about the package stands in pyproject.toml.
+"""
+
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+
+class BuildPy(build_py):
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:  # an editable install reads them in the checkout
+            return
+        for path in sorted([*Path("conf").rglob("*.yaml"), *Path("experiments").glob("*/claims.yaml")]):
+            target = Path(self.build_lib, "bnrnn", path)
+            self.mkpath(str(target.parent))
+            self.copy_file(str(path), str(target))
+
+
+setup(cmdclass={"build_py": BuildPy})
