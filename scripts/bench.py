@@ -2,7 +2,7 @@
 
 python scripts/bench.py --quick                    minutes: short sequences, one thread, no memory
 python scripts/bench.py [--device cuda]            the tasks' own lengths, one and two threads, memory
-python scripts/bench.py --render results/bench/cpu-full.json    print what was stored
+python scripts/bench.py --render results/bench/cpu-quick.json   print what was stored
 """
 
 import argparse
