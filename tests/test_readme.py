@@ -15,7 +15,7 @@ CODE = [
 ]
 COMMANDS = [line.split("#")[0].strip() for line in CODE if line.split("#")[0].strip()]
 PAGES = "".join(path.read_text() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
-PATHS = re.findall(r"`((?:bnrnn|conf|experiments|results|scripts|tests|docs)/[\w./-]*)`", PAGES)
+PATHS = re.findall(r"`((?:bnrnn|conf|examples|experiments|results|scripts|tests|docs)/[\w./-]*)`", PAGES)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
