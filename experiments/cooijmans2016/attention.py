@@ -10,9 +10,10 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 
-from bnrnn.config import sweep
+from bnrnn.config import label, sweep
 from bnrnn.data.cloze import Cloze
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.report import plots
@@ -79,7 +80,19 @@ def render(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    plots.draw_attention(result["questions"], path)
+    """A panel a question: words of the passage from left to right, a line a reader, the darker the more attention."""
+    questions = result["questions"]
+    longest_passage = max(len(question["passage"]) for question in questions)
+    size = (2.5 + 0.3 * longest_passage, 2.4 * len(questions))
+    fig, panels = plt.subplots(len(questions), 1, figsize=size, squeeze=False)
+    for ax, question in zip(panels[:, 0], questions, strict=True):
+        readers = question["readers"]
+        ax.imshow([reader["attention"] for reader in readers.values()], cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        ax.set_xticks(range(len(question["passage"])), question["passage"], rotation=90, fontsize=8)
+        names = [f"{label('setting', setting)}: {reader['answer']}" for setting, reader in readers.items()]
+        ax.set_yticks(range(len(readers)), names, fontsize=8)
+        ax.set_title(f"{' '.join(question['question'])}  (right: {question['answer']})", fontsize=9, loc="left")
+    plots.save(fig, path)
 
 
 def main() -> None:
