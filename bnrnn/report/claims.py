@@ -25,6 +25,11 @@ def load_claim(key: str) -> dict[str, Any]:
     return claims[name]
 
 
+def load_paper(paper: str) -> str:
+    """Authors, year and title of a paper by its key, such as cooijmans2016."""
+    return yaml.safe_load((ROOT / "experiments" / paper / "claims.yaml").read_text())["paper"]
+
+
 def needed(key: str) -> tuple[list[str], list[Path]]:
     """The recipes to train for a table or figure, and the analyses to run after them, relative to the checkout.
 

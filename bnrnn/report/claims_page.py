@@ -1,4 +1,4 @@
-"""What the judged claims look like: results/claims.md, and the table in README."""
+"""What the judged claims look like: results/claims.md, and the shorter table in README.md."""
 
 import math
 from collections.abc import Callable
@@ -64,18 +64,31 @@ def rests_on(claim: Claim) -> str:
     return f"{words[claim.scope]}{length}, n={least}" + (f"; {missing} of its tests not run" if missing else "")
 
 
-def render_short(claims: list[Claim], link: str) -> str:
-    """A line for every claim, as README shows them; `link` leads to results/."""
+def _claim_in_words(claim: Claim) -> list[str]:
+    """[name, claim, verdict, evidence]; the verdict of runs that show nothing says what they suggest."""
+    run = [t.outcome for t in claim.counted if t.outcome]
+    verdict = claim.verdict
+    if verdict == NOT_SHOWN and run:
+        verdict += f" ({', '.join(sorted({outcome.tendency for outcome in run}))})"
+    return [claim.name, claim.says, f"**{verdict}**", rests_on(claim)]
+
+
+def render_overview(claims: list[Claim]) -> str:
+    """A line for every claim, as results/claims.md begins."""
     rows = []
     for claim in claims:
         run = [t for t in claim.counted if t.outcome]
         effects = "; ".join(effect_in_words(t) for t in run) or NONE
-        verdict = claim.verdict
-        if verdict == NOT_SHOWN and run:
-            verdict += f" ({', '.join(sorted({t.outcome.tendency for t in run if t.outcome}))})"
-        pages = ", ".join(f"[{key.split('/')[1]}]({link}{key}.md)" for key in sorted({t.key for t in run}))
-        rows.append([claim.name, claim.says, f"**{verdict}**", rests_on(claim), effects, pages or NONE])
+        pages = ", ".join(f"[{key.split('/')[1]}]({key}.md)" for key in sorted({t.key for t in run}))
+        rows.append([*_claim_in_words(claim), effects, pages or NONE])
     return markdown(["", "claim", "verdict", "rests on", "effect [95 %]", "runs"], rows)
+
+
+def render_short(claims: list[Claim]) -> str:
+    """A line for every claim that has runs, and one line for all others, as README.md shows them."""
+    table = markdown(["", "claim", "verdict", "evidence"], [_claim_in_words(c) for c in claims if c.scope])
+    without = [claim.name for claim in claims if not claim.scope]
+    return table + (f"\nNot run yet: {', '.join(without)}.\n" if without else "")
 
 
 INTRODUCTION = """
@@ -98,7 +111,7 @@ def render(claims: list[Claim], hours: dict[str, float]) -> str:
     Args:
         hours: of one core that the campaign's missing runs take, by claim.
     """
-    parts = ["# Claims of the papers", INTRODUCTION, render_short(claims, "")]
+    parts = ["# Claims of the papers", INTRODUCTION, render_overview(claims)]
     parts += ["## The rules", "".join(f"- `{name}`: {_doc(rule)}\n" for name, rule in rules.RULES.items())]
     parts[-1] += (
         f"- `{PROPERTY}`: a function of the analysis that says of every draw, or of every model, whether it has it.\n"
