@@ -69,10 +69,12 @@ def draw(key: str, results_dir: Path) -> list[Path]:
 
 def texts() -> dict[Path, str]:
     """What every rendered file should say."""
-    pages = {RESULTS / f"{key}.md": page(key) for key in measured_keys()}
+    measured = measured_keys()
+    pages = {RESULTS / f"{key}.md": page(key) for key in measured}
     if has_history():  # without it nobody can say whether a rule was committed before its runs
-        pages[RESULTS / "claims.md"] = render_claims(claims(), hours_missing(ROOT / "conf" / "campaign.yaml", RESULTS))
-    pages[RESULTS / "README.md"] = render_index(measured_keys(), RESULTS)
+        hours = hours_missing(ROOT / "conf" / "campaign.yaml", RESULTS)
+        pages[RESULTS / "claims.md"] = render_claims(claims(), hours, measured)
+    pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
     readme = ROOT / "README.md"
     filled = BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", readme.read_text())

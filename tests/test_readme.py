@@ -12,7 +12,7 @@ from bnrnn.config import ROOT, compose_config
 from bnrnn.report.claims import needed
 
 FILES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-LINKING = [*FILES, ROOT / "results/README.md", *sorted((ROOT / "experiments").glob("*/notes.md"))]
+LINKING = [*FILES, *sorted((ROOT / "results").glob("*.md")), *sorted((ROOT / "experiments").glob("*/notes.md"))]
 PAGES = "".join(path.read_text() for path in FILES)
 CODE = [line for block in re.findall(r"```sh\n(.*?)```", PAGES, re.DOTALL) for line in block.splitlines()]
 COMMANDS = list(dict.fromkeys(command for line in CODE if (command := line.split("#")[0].strip())))

@@ -1,7 +1,7 @@
 """What the judged claims look like: results/claims.md, and the shorter table in README.md."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from bnrnn.metrics import metric_of
@@ -105,11 +105,12 @@ A program computed this page from the runs in this folder, by the rules in `expe
 """
 
 
-def render(claims: list[Claim], hours: dict[str, float]) -> str:
+def render(claims: list[Claim], hours: dict[str, float], measured: Collection[str] = ()) -> str:
     """The page of all claims: a line each, then every test, then what has not been run.
 
     Args:
         hours: of one core that the campaign's missing runs take, by claim.
+        measured: the tables and figures that have a page to link to, as `<paper>/<table>`.
     """
     parts = ["# Claims of the papers", INTRODUCTION, render_overview(claims)]
     parts += ["## The rules", "".join(f"- `{name}`: {_doc(rule)}\n" for name, rule in rules.RULES.items())]
@@ -118,16 +119,16 @@ def render(claims: list[Claim], hours: dict[str, float]) -> str:
     )
     for paper in sorted({claim.paper for claim in claims}):
         parts.append(f"## {paper}")
-        parts += [_render_claim(claim) for claim in claims if claim.paper == paper]
-    return "\n".join([*parts, "## Tests that have not been run", _render_missing(claims, hours)])
+        parts += [_render_claim(claim, measured) for claim in claims if claim.paper == paper]
+    return "\n".join([*parts, "## Tests that have not been run", _render_missing(claims, hours, measured)])
 
 
-def _render_missing(claims: list[Claim], hours: dict[str, float]) -> str:
+def _render_missing(claims: list[Claim], hours: dict[str, float], measured: Collection[str]) -> str:
     rows = []
     for claim in claims:
         missing = [t for t in claim.tested if t.outcome is None and "replaced" not in t.test]
         cost = f"{hours[claim.name]:.1f}" if hours.get(claim.name) else "not in the campaign"
-        rows += [[claim.name, t.test["scope"], rule_in_words(t), cost] for t in missing]
+        rows += [[claim.name, t.test["scope"], rule_in_words(t, measured), cost] for t in missing]
     header = ["claim", "scope", "test", "hours"]
     about = "Hours of one core, as conf/campaign.yaml estimates them, for the missing runs that serve the claim.\n"
     return f"{about}\n{markdown(header, rows)}"
@@ -137,25 +138,34 @@ def _doc(rule: Callable[..., Any]) -> str:
     return " ".join((rule.__doc__ or "").split())
 
 
-def _render_claim(claim: Claim) -> str:
+def _render_claim(claim: Claim, measured: Collection[str]) -> str:
     rows = []
     for t in claim.tested:
         marks = "; ".join(t.outcome.marks) if t.outcome else ""
         n = str(t.outcome.n) if t.outcome else NONE
         rows.append(
-            [t.test["scope"], rule_in_words(t), n, effect_in_words(t), verdict_in_words(t), registered(t), marks]
+            [
+                t.test["scope"],
+                rule_in_words(t, measured),
+                n,
+                effect_in_words(t),
+                verdict_in_words(t),
+                registered(t),
+                marks,
+            ]
         )
     header = ["scope", "test", "n", "effect [95 %]", "verdict", "rule and first run", ""]
     return f"### {claim.name}: {claim.says}\n\n{claim.where}. **{claim.verdict}**\n\n{markdown(header, rows)}"
 
 
-def rule_in_words(tested: JudgedTest) -> str:
-    """A test as claims.yaml has it, in one line."""
+def rule_in_words(tested: JudgedTest, measured: Collection[str]) -> str:
+    """A test as claims.yaml has it, in one line; with a link to its page if there is one."""
     test = tested.test
     sides = [] if test["rule"] == PROPERTY else sides_of(test)
     between = " > " if "order" in test else ", " if "sides" in test else " against "
     skip = ("scope", "rule", "order", "sides", "of", "than", "where", "experiment", "analysis", "note", "replaced")
-    parts = [f"`{test['rule']}` [{tested.key}]({tested.key}.md)"]
+    page = f"[{tested.key}]({tested.key}.md)" if tested.key in measured else f"`{tested.key}`"
+    parts = [f"`{test['rule']}` {page}"]
     parts += [_plain(test["where"])] if "where" in test else []
     parts += [between.join(_plain(side) for side in sides)] if sides else []
     parts += [f"{k} {_plain(v)}" for k, v in test.items() if k not in skip]
