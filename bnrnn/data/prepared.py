@@ -74,7 +74,9 @@ def save_prepared(folder: Path, splits: Mapping[str, Any], version: str, sources
 
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    DatasetDict(splits).with_format(None).save_to_disk(unfinished)  # several processes leave another format than one
+    DatasetDict(dict(splits)).with_format(None).save_to_disk(
+        unfinished
+    )  # several processes leave another format than one
     about = {"version": version, "sources": sources, "sha256": _checksums(unfinished)}
     write_json(unfinished / CHECKSUMS, about)
     os.replace(unfinished, folder)
