@@ -68,15 +68,14 @@ def digest(files: Sequence[Path], version: str) -> str:
     return sha256(repr((version, stats)).encode())
 
 
-def save_prepared(folder: Path, splits: Mapping[str, Any], version: str, sources: str) -> None:
-    """Save datasets as a prepared folder, which appears when it is complete."""
+def save_prepared(folder: Path, splits: Any, version: str, sources: str) -> None:
+    """Save datasets, by split, as a prepared folder, which appears when it is complete."""
     from datasets import DatasetDict
 
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    DatasetDict(dict(splits)).with_format(None).save_to_disk(
-        unfinished
-    )  # several processes leave another format than one
+    splits = DatasetDict(splits).with_format(None)  # several processes leave another format than one
+    splits.save_to_disk(unfinished)
     about = {"version": version, "sources": sources, "sha256": _checksums(unfinished)}
     write_json(unfinished / CHECKSUMS, about)
     os.replace(unfinished, folder)
