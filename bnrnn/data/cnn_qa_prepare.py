@@ -1,8 +1,10 @@
-"""Reads the .question files of Hermann et al. 2015 (arXiv:1506.03340) once, into arrays for `bnrnn.data.cnn_qa`.
+"""Converts the .question files of Hermann et al. 2015 (arXiv:1506.03340) to what `bnrnn.data.cnn_qa` reads.
+
+A .question file has five sections, separated by empty lines:
 
     https://www.cnn.com/...
 
-    passage, one line, words and signs apart
+    passage, one line, words and punctuation marks separated by spaces
 
     question with one @placeholder
 
@@ -11,8 +13,8 @@
     @entity0:Some Name
     @entity3:Other Name
 
-The vocabulary is that of the reader released with Cooijmans et al. 2016: words in lower case, numbers as one word, and
-all that occurs more than once in training.
+The vocabulary follows the reader released with Cooijmans et al. 2016: words are in lower case, all numbers are one
+word, and words that occur only once in the training split are left out.
 """
 
 import io

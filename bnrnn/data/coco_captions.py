@@ -1,4 +1,4 @@
-"""COCO captions (Lin et al. 2014, Chen et al. 2015), divided as in Zhang et al. 2017, with Inception_v3 features."""
+"""COCO captions (Lin et al. 2014, Chen et al. 2015) with Inception_v3 features, split as in Zhang et al. 2017."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ COMMAND = "`python -m bnrnn.prepare coco_captions --weights FILE --data-dir DIR`
 
 
 class CocoCaptions(CaptionData):
-    """All training images and 85 % of the validation images train; 5 % validate, 10 % test (Z10).
+    """`train` has COCO's training images and 85 % of its validation images; `valid` has 5 % of them, `test` 10 % (Z10).
 
     Reads `<data_dir>/coco/annotations/captions_{train,val}<year>.json` and the features in `<data_dir>/coco/prepared/`.
     """
@@ -23,7 +23,10 @@ class CocoCaptions(CaptionData):
         features, about = load_extracted(folder / "prepared", f"run {COMMAND}")
         images = images_of(folder, year)
         if about["images"] != [image.name for part in images for image in part]:
-            raise BnrnnError(f"{folder / 'prepared'} is of other images than {folder / 'annotations'}: run {COMMAND}")
+            raise BnrnnError(
+                f"{folder / 'prepared'} has the features of other images than {folder / 'annotations'} names: "
+                f"run {COMMAND}"
+            )
         train, val = images
         parts = divide(val, (0.85, 0.05, 0.10))
         name = f"COCO {year}, {about['network']} features"
@@ -31,7 +34,7 @@ class CocoCaptions(CaptionData):
 
 
 def images_of(folder: Path, year: int) -> tuple[list[Image], list[Image]]:
-    """Training and validation images in the order of their names, the rows of their features counted through."""
+    """COCO's training and validation images, sorted by name; the feature rows of the second list follow the first's."""
     found: list[list[Image]] = []
     for split in ("train", "val"):
         path = folder / "annotations" / f"captions_{split}{year}.json"
@@ -44,9 +47,10 @@ def images_of(folder: Path, year: int) -> tuple[list[Image], list[Image]]:
 
 
 def prepare_coco_captions(data_dir: Path, weights: Path | None, year: int = 2014, network: Any = None) -> None:
-    """Compute the features of every image that has captions, once; an interrupted run goes on.
+    """Compute the features of every image that has captions. An interrupted preparation resumes where it stopped.
 
-    Images are in `<data_dir>/coco/{train,val}<year>/`. `network` stands in for Inception_v3 with the given weights.
+    Reads the images in `<data_dir>/coco/{train,val}<year>/`. Tests pass another `network` in place of Inception_v3.
+    Raises BnrnnError if an image or the weights are missing.
     """
     folder = data_dir / "coco"
     if (folder / "prepared/index.json").exists():

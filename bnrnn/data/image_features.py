@@ -1,7 +1,7 @@
-"""Features of images by a network that is not trained here: Inception_v3 (Szegedy et al. 2016), 2,048 an image.
+"""Image features from a pretrained Inception_v3 (Szegedy et al. 2016): 2,048 features per image.
 
-Its weights are torchvision's, https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth, downloaded by hand
-and given as a file.
+The user downloads torchvision's weights, https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth, by hand
+and passes the file.
 """
 
 import hashlib
@@ -22,16 +22,19 @@ from bnrnn.errors import BnrnnError
 from bnrnn.files import write_json
 
 URL = "https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth"
-SHA256 = "0cc3c7bd"  # how the file's begins, as its name says
+SHA256 = "0cc3c7bd"  # the first digits of the file's SHA-256, which are part of its name
 BATCH_SIZE = 32
 SIZE = 2048
 THUMBNAIL = 160
 
 
 def inception_v3(weights: Path | None) -> nn.Module:
-    """The network up to its pooled features; with weights that are random where none are given.
+    """Inception_v3 without its last layer, so that it returns the pooled features (B, 2048), in evaluation mode.
 
-    Raises BnrnnError for a file that is missing or another.
+    Args:
+        weights: torchvision's weight file. None keeps the random initial weights, for tests.
+
+    Raises BnrnnError if the file is missing or has another checksum.
     """
     models = import_torchvision().models
     network = models.inception_v3(weights=None, aux_logits=True, init_weights=False, transform_input=True)
@@ -47,7 +50,10 @@ def inception_v3(weights: Path | None) -> nn.Module:
 
 
 def load_image(path: Path) -> Float[Tensor, "3 299 299"]:
-    """An image as Inception_v3 wants it: shorter side 342, the middle 299 x 299, normalized. Raises BnrnnError."""
+    """Load an image, scale its shorter side to 342 pixels, crop the central 299 x 299 and normalize the colors.
+
+    Raises BnrnnError if the file is missing or is not a readable image.
+    """
     from PIL import Image
 
     transform = import_torchvision().models.Inception_V3_Weights.IMAGENET1K_V1.transforms()
@@ -57,16 +63,17 @@ def load_image(path: Path) -> Float[Tensor, "3 299 299"]:
     except FileNotFoundError as error:
         raise BnrnnError(f"{path} is missing") from error
     except (OSError, ValueError, SyntaxError) as error:
-        raise BnrnnError(f"{path} is no image that can be read ({error}): fetch it again") from error
+        raise BnrnnError(f"{path} cannot be read as an image ({error}): fetch it again") from error
 
 
 def extract(
     paths: Sequence[Path], network: Callable[[Tensor], Tensor], folder: Path, about: dict[str, Any],
     device: torch.device,
 ) -> None:  # fmt: skip
-    """Write `features.npy` (N, SIZE) of float16 and `index.json` into a folder; one that was interrupted goes on.
+    """Write `features.npy`, float16 of shape (N, SIZE), and `index.json` into a folder.
 
-    `about`, which names the images and the network, decides whether what is there is of the same kind.
+    An interrupted extraction resumes if it was started with the same `about`, which names the images and the network.
+    Otherwise the extraction starts again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     partial, progress = folder / "features.partial.npy", folder / "progress.json"
@@ -89,7 +96,10 @@ def extract(
 
 
 def load_extracted(folder: Path, remedy: str) -> tuple[Float[np.ndarray, "N F"], dict[str, Any]]:
-    """What `extract` has written, mapped, checksum verified."""
+    """Memory-map the features (N, F) that `extract` wrote, verify their checksum, and return them with the index.
+
+    Raises BnrnnError, which ends with `remedy`, if a file is missing or damaged.
+    """
     index, path = folder / "index.json", folder / "features.npy"
     if not index.exists() or not path.exists():
         raise BnrnnError(f"{index if path.exists() else path} is missing: {remedy}")
@@ -105,7 +115,7 @@ def load_extracted(folder: Path, remedy: str) -> tuple[Float[np.ndarray, "N F"],
 
 
 def batches(paths: Sequence[Path], start: int = 0) -> Iterator[tuple[int, Float[Tensor, "B 3 299 299"]]]:
-    """Images from the one at `start` on, with the place of the first of each batch, and a bar."""
+    """Yield (index of its first image, batch of images) from image `start` on, and show a progress bar."""
     with tqdm(total=len(paths), initial=start, unit=" images", desc="features", disable=None) as bar:
         for n in range(start, len(paths), BATCH_SIZE):
             images = torch.stack([load_image(path) for path in paths[n : n + BATCH_SIZE]])
@@ -114,7 +124,7 @@ def batches(paths: Sequence[Path], start: int = 0) -> Iterator[tuple[int, Float[
 
 
 def thumbnail(file: Any) -> np.ndarray:
-    """A small copy of the image in a file, of THUMBNAIL pixels on its longer side."""
+    """A small copy (height, width, 3) of the image in a file. Its longer side has at most THUMBNAIL pixels."""
     from PIL import Image
 
     with Image.open(file) as image:

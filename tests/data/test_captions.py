@@ -69,7 +69,7 @@ def test_rare_words_are_unknown_and_the_vocabulary_ends_at_its_size():
 
 def test_an_image_without_a_caption_is_named():
     images = {s: [Image("a.jpg", 0, [] if s == "valid" else ["x"])] for s in ("train", "valid", "test")}
-    with pytest.raises(BnrnnError, match=r"valid: a.jpg has a caption, expected at least one"):
+    with pytest.raises(BnrnnError, match=r"valid: image a.jpg has no caption, expected at least one"):
         CaptionData(images, np.zeros((1, 2)), "toy")
 
 
@@ -112,11 +112,11 @@ def test_flickr8k_is_divided_by_image_whatever_the_order_of_the_file(flickr):
     [
         (
             lambda f: write_features(f / "features.npz", ["0.jpg"]),
-            r"1.jpg, one of 19, has no features in .*features.npz",
+            r"19 images have no features in .*features.npz; the first is 1.jpg",
         ),
         (
             lambda f: write_features(f / "features.npz", [f"{n}.jpg" for n in range(21)]),
-            r"20.jpg, one of 1, has no captions in .*captions_20.txt",
+            r"1 images have no captions in .*captions_20.txt; the first is 20.jpg",
         ),
         (
             lambda f: write_features(f / "features.npz", ["0.jpg"], np.zeros((2, 3))),
@@ -126,8 +126,8 @@ def test_flickr8k_is_divided_by_image_whatever_the_order_of_the_file(flickr):
             lambda f: write_features(f / "features.npz", ["0.jpg"], np.full((1, 3), np.nan)),
             r"the features of 0.jpg are not finite",
         ),
-        (lambda f: (f / "features.npz").write_bytes(b"PK no"), r"features.npz is no file of features"),
-        (lambda f: np.savez(f / "features.npz", x=np.zeros(3)), r"features.npz is no file of features .*file_name"),
+        (lambda f: (f / "features.npz").write_bytes(b"PK no"), r"features.npz is not a feature file"),
+        (lambda f: np.savez(f / "features.npz", x=np.zeros(3)), r"features.npz is not a feature file .*file_name"),
         (
             lambda f: (f / "captions_20.txt").write_text("image,caption\n0.jpg,\n"),
             r"captions_20.txt, line 2: expected image,caption, found '0.jpg,'",
@@ -159,7 +159,7 @@ def test_coco_mini_reads_every_file_of_features(tmp_path):
     assert {s: len(images) for s, images in data.images.items()} == {"train": 16, "valid": 2, "test": 2}
     assert data.features.shape == (20, 3)
     (folder / "captions_val2017.json").write_text("{}")
-    with pytest.raises(BnrnnError, match=r"captions_val2017.json is no file of COCO captions: KeyError"):
+    with pytest.raises(BnrnnError, match=r"captions_val2017.json is not a COCO caption file: KeyError"):
         CocoMini(str(tmp_path))
 
 
@@ -272,7 +272,7 @@ def test_what_is_wrong_with_coco_is_named(coco, tmp_path):
     broken = folder / "val2014/COCO_val2014_3.jpg"
     good = broken.read_bytes()
     broken.write_bytes(good[: len(good) // 2])
-    with pytest.raises(BnrnnError, match=r"COCO_val2014_3.jpg is no image that can be read"):
+    with pytest.raises(BnrnnError, match=r"COCO_val2014_3.jpg cannot be read as an image"):
         prepare_coco_captions(coco, None, network=Means())
     broken.unlink()
     with pytest.raises(BnrnnError, match=r"COCO_val2014_3.jpg is missing: unpack COCO's images"):
@@ -280,7 +280,7 @@ def test_what_is_wrong_with_coco_is_named(coco, tmp_path):
     broken.write_bytes(good)
     prepare_coco_captions(coco, None, network=Means())
     (folder / "annotations/captions_val2014.json").write_text(annotations(["COCO_val2014_0.jpg"]))
-    with pytest.raises(BnrnnError, match=r"prepared is of other images than .*annotations: run"):
+    with pytest.raises(BnrnnError, match=r"prepared has the features of other images than .*annotations names: run"):
         CocoCaptions(str(coco))
     content = bytearray((folder / "prepared/features.npy").read_bytes())
     content[-1] ^= 1
@@ -343,7 +343,7 @@ def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatc
         with pytest.raises(BnrnnError, match=message):
             caption.main([str(run), *options, *common])
     (folder / "broken.png").write_bytes(b"no image")
-    with pytest.raises(BnrnnError, match=r"broken.png is no image that can be read"):
+    with pytest.raises(BnrnnError, match=r"broken.png cannot be read as an image"):
         caption.main([str(run), "--images", str(folder), "--weights", "any", *common])
     with pytest.raises(BnrnnError, match=r"result.json is missing: expected the folder of a finished run"):
         caption.main([str(coco), "--features", str(coco / "own.npz")])

@@ -117,7 +117,7 @@ def test_a_few_utterances_without_an_alignment_are_left_out_and_counted(wsj, mon
     write_states(wsj / "wsj/test/ali.txt", states)
     for share, percent in ((0.05, "5%"), (0.3, "30%")):  # it is one of three
         monkeypatch.setattr("bnrnn.data.kaldi.MAX_SKIPPED", share)
-        message = f"test1 and 0 others of 3 utterances have no alignment, more than {percent}"
+        message = f"1 of 3 utterances have no alignment, expected at most {percent}; the first is test1"
         with pytest.raises(BnrnnError, match=message):
             load(wsj)
     monkeypatch.setattr("bnrnn.data.kaldi.MAX_SKIPPED", 0.4)
@@ -139,7 +139,7 @@ def test_what_does_not_fit_together_is_named(wsj):
         ({**states, "test1": [0] * 26}, r"the alignment of test1 has 26 frames, its features have 25"),
         (
             {**states, "test1": [0] * 24 + [STATES]},
-            r"state 7, expected 0 to 6: are these transition ids\? `ali-to-pdf`",
+            r"states \d to 7, expected 0 to 6: if these are transition ids, convert them with `ali-to-pdf`",
         ),
     ]:
         write_states(test / "ali.txt", alignment)
@@ -147,11 +147,11 @@ def test_what_does_not_fit_together_is_named(wsj):
             load(wsj)
     write_states(test / "ali.txt", states)
     write_states(test / "ali.2.gz", {"test0": states["test0"]})
-    with pytest.raises(BnrnnError, match=r"ali.txt: test0 has an alignment before"):
+    with pytest.raises(BnrnnError, match=r"ali.txt: test0 has a second alignment, expected one"):
         load(wsj)
     whole = (test / "ali.2.gz").read_bytes()
     (test / "ali.2.gz").write_bytes(whole[:-6])
-    with pytest.raises(BnrnnError, match=r"ali.2.gz is no archive of alignments"):
+    with pytest.raises(BnrnnError, match=r"ali.2.gz is not an archive of alignments"):
         load(wsj)
     (test / "ali.2.gz").unlink()
     with pytest.raises(BnrnnError, match=r"train0 has 5 features a frame in .*feats.ark:\d+, expected 9"):
@@ -165,7 +165,7 @@ def test_what_does_not_fit_together_is_named(wsj):
             "utt2spk",
             "test1 speaker0",
             "test1 nobody",
-            r"test1 has no speaker in .*utt2spk whose statistics are in cmvn.scp",
+            r"test1: expected its speaker in .*utt2spk and the speaker's statistics in cmvn.scp",
         ),
         ("utt2spk", "test1 speaker0", "test1", r"utt2spk, line 2: expected a new key and a value, found 'test1'"),
         ("utt2spk", "test1", "test0", r"line 2: expected a new key"),
@@ -175,7 +175,7 @@ def test_what_does_not_fit_together_is_named(wsj):
             "feats.scp",
             "feats.ark:6",
             "copy-feats |",
-            r"test0 is the output of a command: write its features with copy-",
+            r"test0 is read from a command, expected a file: write the features with copy-",
         ),
     ]:
         before = (test / name).read_text()

@@ -161,7 +161,7 @@ def test_another_text_is_no_beginning_of_text8(whole, folder):
 
 def test_all_of_text8_is_not_called_a_prefix(whole, folder):
     plain(folder, whole)
-    with pytest.raises(BnrnnError, match="expected a shorter beginning of text8: use data=text8"):
+    with pytest.raises(BnrnnError, match="expected only the beginning of text8: use data=text8"):
         load(folder, prefix=True)
 
 
