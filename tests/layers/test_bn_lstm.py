@@ -197,7 +197,7 @@ def test_steps_that_no_sequence_reached_repeat_the_last_that_was():
     estimate_population_statistics(layer, [torch.randn(n, B, I, dtype=torch.float64) for n in (2, 4)])
     assert torch.equal(layer.bn_hh.pop_mean[3], layer.bn_hh.pop_mean[5])
     assert not torch.equal(layer.bn_hh.pop_mean[2], layer.bn_hh.pop_mean[3])
-    with pytest.raises(BnrnnError, match="no batch was given"):
+    with pytest.raises(BnrnnError, match="at least one batch of training inputs, got none"):
         estimate_population_statistics(layer, [])
 
 
@@ -212,7 +212,7 @@ def test_where_all_sequences_are_the_same_nothing_is_made_of_what_batches_differ
         y, _ = layer.eval()(x[0])
     assert y[1].abs().mean() > 0.1
     assert y[0].abs().max() < 1e-6
-    with pytest.raises(BnrnnError, match="take two passes: give a list, not an iterator"):
+    with pytest.raises(BnrnnError, match="need two passes: pass a list of batches, not an iterator"):
         estimate_population_statistics(layer, iter(x))
 
 
@@ -275,13 +275,13 @@ def test_the_input_product_can_have_an_eps_of_its_own():
     scale = ((product.var(0, correction=0) + 1e-3) / (product.var(0, correction=0) + 1.0)).sqrt()
     plain.bn_ih.gamma.data *= scale
     assert_near("y", plain(x)[0], layer(x)[0])
-    with pytest.raises(BnrnnError, match=r"input_eps=1\.0 is for input_statistics='sequence': use eps"):
+    with pytest.raises(BnrnnError, match=r"input_eps=1\.0 needs input_statistics='sequence': use eps"):
         BNLSTM(I, H, T, input_eps=1.0)
 
 
 @pytest.mark.parametrize("sizes", [[8, 5, 3, 2, 1], [9, 5, 3, 2, 1, 1], [8, 3, 5, 2, 1, 1], [8, 5, 3, 2, 1, 0]])
 def test_batch_sizes_that_do_not_fit_are_named(sizes):
-    with pytest.raises(BnrnnError, match="batch_sizes must say for each of the 6 steps how many of the 8 sequences"):
+    with pytest.raises(BnrnnError, match="running sequences for each of the 6 steps, between 8 and 1"):
         BNLSTM(I, H, T)(torch.randn(T, B, I), batch_sizes=sizes)
 
 

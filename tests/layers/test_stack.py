@@ -554,11 +554,11 @@ def test_dropout_zeroes_and_scales_what_goes_between_layers_and_nothing_after_th
         ({"norm": "input_batch"}, "t_max"),
         ({"norm": "batch", "t_max": 0}, "t_max must be at least 1"),
         ({"norm": "batch", "t_max": 3, "input_statistics": "step"}, "input_statistics='step' is unknown: use 'frame'"),
-        ({"gamma_init": 0.1}, "norm=None has none"),
-        ({"input_statistics": "sequence"}, "norm=None has none"),
+        ({"gamma_init": 0.1}, "need a normalization: set norm"),
+        ({"input_statistics": "sequence"}, "need a normalization: set norm"),
         ({"norm": "input_batch", "t_max": 3, "bias": False}, "needs bias=True"),
         ({"proj_size": 2}, "proj_size=2 is not supported"),
-        ({"dropout": 1.5}, "dropout is the probability of a zero, between 0 and 1, got 1.5"),
+        ({"dropout": 1.5}, r"dropout, .*, must be in 0 ... 1, got 1.5"),
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
         ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
     ],
@@ -581,7 +581,7 @@ def test_bad_arguments_are_named(options, message):
         (lambda lstm: lstm(torch.zeros(T, I), (torch.zeros(2, 1, H),) * 2), r"\(2, 4\); got shapes \[\(2, 1, 4\)"),
         (lambda lstm: lstm(pack_sequence([torch.zeros(T, I)]), (torch.zeros(2, 2, H),) * 2), r"\(2, 1, 4\); got"),
         (lambda lstm: lstm(pack_sequence([torch.zeros(T, I + 1)])), r"packed frames \(N, 3\), got shape \(6, 4\)"),
-        (lambda lstm: lstm(pack_sequence([torch.zeros(T, I)]), lengths=[T]), "has lengths of its own"),
+        (lambda lstm: lstm(pack_sequence([torch.zeros(T, I)]), lengths=[T]), "which has its own lengths"),
         (lambda lstm: lstm(torch.zeros(T, B, I), t_start=1), "t_start=1: a bidirectional stack needs the whole"),
     ],
 )
@@ -594,7 +594,7 @@ def test_bad_input_is_named(run: Callable, message):
     "lengths", [[T] * (B - 1), [T + 1] * B, [0, *[T] * (B - 1)], torch.full((B,), 2.0), torch.full((B, 1), 2)]
 )
 def test_bad_lengths_are_named(lengths):
-    with pytest.raises(BnrnnError, match="lengths must be 5 integers between 1 and 6, one a sequence of x; got"):
+    with pytest.raises(BnrnnError, match="lengths must be 5 integers between 1 and 6, one per sequence; got"):
         bnrnn.LSTM(I, H)(torch.zeros(T, B, I), lengths=lengths)
 
 
@@ -626,7 +626,7 @@ def test_a_single_sequence_cannot_train_a_batch_norm():
 
 
 def test_dropout_that_can_do_nothing_is_a_warning_as_in_nn_lstm():
-    with pytest.warns(UserWarning, match="dropout acts between layers"):
+    with pytest.warns(UserWarning, match="dropout has no effect: it acts between layers"):
         bnrnn.LSTM(I, H, dropout=0.5)
 
 
