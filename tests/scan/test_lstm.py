@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_named_before_a_kernel_reads_it(name, wrong):
         args["population"] = stats._replace(mean_hh=wrong(stats.mean_hh))
     else:
         args[name] = wrong(args[name])
-    with pytest.raises(BnrnnError, match=f"{name} does not fit x_proj: expected"):
+    with pytest.raises(BnrnnError, match=f"{name} does not match x_proj: expected"):
         scan.lstm_scan(**args)
 
 
@@ -167,7 +167,9 @@ def test_a_population_that_lacks_a_term_is_an_error_of_every_engine(engine, name
 @pytest.mark.parametrize("sizes", [[4, 4], [5, 4, 3], [4, 2, 3], [4, 4, 0]])
 def test_batch_sizes_that_do_not_fit_are_named(sizes):
     args = {k: v.float() if isinstance(v, Tensor) else v for k, v in problem(3, 4, 5).items()}
-    with pytest.raises(BnrnnError, match="batch_sizes must be 3 numbers between 4 and 1 that never increase"):
+    with pytest.raises(
+        BnrnnError, match="batch_sizes must be 3 numbers between 4 and 1, one per step, never increasing"
+    ):
         scan.lstm_scan(**args, batch_sizes=sizes)
 
 

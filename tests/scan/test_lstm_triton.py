@@ -128,7 +128,7 @@ def test_bfloat16_products_keep_statistics_and_states_in_float32():
 
 
 def test_it_needs_a_gpu_and_at_most_float32(monkeypatch):
-    with pytest.raises(BnrnnError, match=r"float32 or shorter types on a GPU, not torch.float64 on cpu"):
+    with pytest.raises(BnrnnError, match=r"float32, bfloat16 and float16 on a GPU, not torch.float64 on cpu"):
         scan.backend(torch.device("cpu"), torch.float64)
     assert scan.backend(torch.device("cuda"), torch.float32) == "triton"
     monkeypatch.delenv("TRITON_INTERPRET")

@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_named_before_a_kernel_reads_it(function, name, wro
     size = 1 if function is scan.normalize_over_time else T
     args = {"gamma": torch.ones(F), "beta": torch.ones(F), "mean": torch.zeros(size, F), "var": torch.ones(size, F)}
     args[name] = wrong(args[name])
-    with pytest.raises(BnrnnError, match=f"{name} does not fit x: expected"):
+    with pytest.raises(BnrnnError, match=f"{name} does not match x: expected"):
         function(torch.randn(T, 5, F), args["gamma"], args["beta"], 1e-5, (args["mean"], args["var"]))
 
 
