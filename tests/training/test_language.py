@@ -237,7 +237,7 @@ def test_a_trial_draws_the_same_every_time_and_within_its_ranges():
 @pytest.mark.parametrize(
     ("draws", "message"),
     [
-        ("{optim.rate: {choice: [1]}}", "search.draws has optim.rate, and the configuration has no such value"),
+        ("{optim.rate: {choice: [1]}}", "search.draws has the key optim.rate, which the configuration lacks"),
         ("{optim.lr: {uniform: [0, 1]}}", "use choice"),
         ("{optim.lr: {log_uniform: [0, 1]}}", "0 < low < high"),
     ],
