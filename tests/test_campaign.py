@@ -229,7 +229,7 @@ def test_a_worker_whose_parent_has_ended_does_not_begin(tmp_path, monkeypatch, c
     monkeypatch.setattr(os, "nice", lambda _: 0)
     monkeypatch.setenv("TQDM_DISABLE", "")  # put back afterwards
     assert campaign.run_worker(options) == 128 + signal.SIGTERM
-    assert "has ended before its worker began" in capsys.readouterr().out
+    assert "ended before its worker started" in capsys.readouterr().out
     assert not options.out_dir.exists()
 
 
@@ -295,15 +295,15 @@ def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hours=abc"], "hours=abc is not possible: expected a number of hours above 0"),
-        (["hours=-1"], "hours=-1 is not possible"),
-        (["hours=0"], "hours=0 is not possible"),
-        (["hours=1", "jobs=0"], "jobs=0 is not possible: expected a number of workers"),
-        (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not possible: expected a file that exists"),
-        (["hours=1", "gobs=2"], "gobs=2 is no option of `train`: use hours=..., jobs=..., file=..., out_dir=..."),
+        (["hours=abc"], "hours=abc is not valid: expected a number of hours above 0"),
+        (["hours=-1"], "hours=-1 is not valid"),
+        (["hours=0"], "hours=0 is not valid"),
+        (["hours=1", "jobs=0"], "jobs=0 is not valid: expected a number of workers"),
+        (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not valid: expected a file that exists"),
+        (["hours=1", "gobs=2"], "gobs=2 is not an option of `train`: use hours=..., jobs=..., file=..., out_dir=..."),
         (["jobs=1"], "hours=... is missing"),
-        (["stats"], "stats is no command of a campaign: use hours=3 jobs=2, status, work or pack"),
-        (["status", "hours=1"], "hours=1 is no option of `status`: use file=..., out_dir=..."),
+        (["stats"], "stats is not a command of bnrnn.campaign: use hours=3 jobs=2, status, work or pack"),
+        (["status", "hours=1"], "hours=1 is not an option of `status`: use file=..., out_dir=..."),
     ],
 )
 def test_an_impossible_option_is_named(arguments, message):
@@ -323,7 +323,10 @@ def test_an_impossible_option_is_named(arguments, message):
         (entry(lane="short"), "entry 1 has lane: 'short', expected long"),
         (entry("seed=3"), "entry 1 has the override seed=3: use the key"),
         (entry("model"), "entry 1: "),
-        (entry(experiment="cooijmans2016/table9"), "experiment=cooijmans2016/table9 is unknown: there is no conf/"),
+        (
+            entry(experiment="cooijmans2016/table9"),
+            "experiment=cooijmans2016/table9 is unknown: conf/experiment/cooijmans2016/table9.yaml",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_campaign_file_is_named(tmp_path, given, message):
@@ -346,4 +349,4 @@ def test_an_error_of_the_command_is_one_line_without_a_traceback():
     command = [sys.executable, "-m", "bnrnn.campaign", "jobs=many"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 1 and process.stdout == ""
-    assert process.stderr == "error: jobs=many is not possible: expected a number of workers, such as jobs=2\n"
+    assert process.stderr == "error: jobs=many is not valid: expected a number of workers, such as jobs=2\n"

@@ -79,5 +79,5 @@ def test_durations_are_in_the_unit_that_people_use():
 
 
 def test_a_plan_of_nothing_is_refused():
-    with pytest.raises(BnrnnError, match="a plan needs experiment="):
+    with pytest.raises(BnrnnError, match="experiment=<paper>/<table> is missing"):
         plan.cells(["seed=0"])

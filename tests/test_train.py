@@ -138,7 +138,7 @@ def test_a_packed_checkpoint_is_small_and_resumes_as_the_checkpoint_does(tmp_pat
 
 def test_a_damaged_packed_checkpoint_is_named(tmp_path):
     checkpoint.packed(tmp_path / CHECKPOINT).write_bytes(b"\x1f\x8bnothing")
-    with pytest.raises(BnrnnError, match=r"checkpoint.pt.gz cannot be read .*: remove it to begin the run again"):
+    with pytest.raises(BnrnnError, match=r"checkpoint.pt.gz cannot be read .*: remove it to start the run again"):
         checkpoint.load(tmp_path / CHECKPOINT)
 
 
@@ -360,7 +360,7 @@ def test_a_damaged_checkpoint_or_result_is_named(tmp_path):
     with pytest.raises(BnrnnError, match=r"checkpoint.pt cannot be read .*remove it"):
         train(short(), tmp_path)
     (tmp_path / "result.json").write_text('{"name": "x"')
-    with pytest.raises(BnrnnError, match=r"result.json is not a result"):
+    with pytest.raises(BnrnnError, match=r"result.json is not the result"):
         train(short(), tmp_path)
 
 
@@ -487,7 +487,7 @@ def test_a_second_process_is_kept_out_of_a_cell_that_is_being_trained(tmp_path):
     saved, _ = first.communicate()
     assert second.returncode == 1 and "is being trained by another process" in output
     assert "Traceback" not in output
-    assert first.returncode == 1 and "SIGTERM: saved; the same command goes on from here" in saved
+    assert first.returncode == 1 and "SIGTERM: saved; the same command resumes from here" in saved
     assert (tmp_path / CHECKPOINT).exists()
 
 
@@ -514,7 +514,7 @@ def test_what_a_user_can_mend_is_one_message_without_a_traceback(tmp_path, overr
 def test_a_gpu_that_is_not_there_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto").type == "cpu"
-    with pytest.raises(BnrnnError, match="device=cuda asks for a GPU"):
+    with pytest.raises(BnrnnError, match="device=cuda needs a GPU"):
         choose_device("cuda")
 
 
@@ -531,7 +531,7 @@ def test_bfloat16_is_a_choice_that_the_result_names(tmp_path):
     ("override", "message"),
     [
         ("precision=float8", "precision=float8 is unknown: use float32, tf32 or bfloat16"),
-        ("precision=tf32", "precision=tf32 needs a GPU, and the device is cpu"),
+        ("precision=tf32", "precision=tf32 needs a GPU, but the device is cpu"),
     ],
 )
 def test_a_precision_that_cannot_be_had_is_an_error(override, message, tmp_path):
