@@ -51,7 +51,7 @@ def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = Non
                 return _train(cfg, record, run_dir, overrides or {}, title)
     result = Result.read(run_dir / FILE)
     check_same_config(result.config, record, run_dir / FILE)
-    say(f"{os.path.relpath(run_dir)}: {result.status} before", title)
+    say(f"{os.path.relpath(run_dir)}: already {result.status}", title)
     return result
 
 

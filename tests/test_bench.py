@@ -212,8 +212,8 @@ def test_a_process_that_dies_gives_no_figure():
     ("args", "message"),
     [
         ("--shapes S1,S9", "S9 is unknown, use S1, S1b, S2, S3"),
-        ("--render none.json", "none.json is no benchmark"),
-        ("--render README.md", "README.md is no benchmark"),
+        ("--render none.json", "none.json is not a benchmark"),
+        ("--render README.md", "README.md is not a benchmark"),
         ("--device tpu", "device=tpu is unknown"),
         ("--device cpu --precision tf32", "precision=tf32 needs a GPU"),
     ],
@@ -227,7 +227,7 @@ def test_bad_input_is_refused(args, message, monkeypatch):
 def test_a_file_of_something_else_is_refused(tmp_path):
     for content in ({}, [], {"rows": []}, stored(rows=[{}])):
         (tmp_path / "some.json").write_text(json.dumps(content))
-        with pytest.raises(BnrnnError, match="is no benchmark"):
+        with pytest.raises(BnrnnError, match="is not a benchmark"):
             main(["--render", str(tmp_path / "some.json")])
 
 

@@ -315,7 +315,7 @@ def test_an_impossible_option_is_named(arguments, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (entry(gpu=1), "entry 1 has gpu: its keys are experiment, seeds"),
+        (entry(gpu=1), "entry 1 has the unknown keys gpu: use experiment, seeds"),
         ({"experiment": "quickstart"}, "entry 1 has no seeds: add it"),
         (entry(seeds="0-3"), "entry 1 has seeds: '0-3', expected such as"),
         (entry(claims="C2"), "entry 1 has claims: 'C2', expected a list"),

@@ -1,4 +1,4 @@
-"""What was claimed: the entries of experiments/<paper>/claims.yaml."""
+"""Reads the claims of the papers: the entries of experiments/<paper>/claims.yaml."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,7 +14,10 @@ NOT_TABLES = ("paper", "claims", "needs")  # sections of a claims.yaml that are 
 
 
 def load_claim(key: str) -> dict[str, Any]:
-    """What a paper printed under `<paper>/<table>`; {} for an experiment that no paper has, such as quickstart."""
+    """The entry `<paper>/<table>` of claims.yaml; {} for an experiment without a paper, such as quickstart.
+
+    Raises BnrnnError if the paper's claims.yaml has no such entry.
+    """
     paper, _, name = key.partition("/")
     path = ROOT / "experiments" / paper / "claims.yaml"
     if not name or not path.exists():
@@ -26,14 +29,15 @@ def load_claim(key: str) -> dict[str, Any]:
 
 
 def needed(key: str) -> tuple[list[str], list[Path]]:
-    """The recipes to train for a table or figure, and the analyses to run after them, relative to the checkout.
+    """The recipes to train for a table or figure, and the analysis scripts to run afterwards, relative to the checkout.
 
-    Figures and tables without an entry of their own are listed under `needs` in claims.yaml.
+    Figures and tables that have no entry of their own are listed under `needs` in claims.yaml. Raises BnrnnError for an
+    unknown paper or table.
     """
     paper, _, name = key.partition("/")
     path = ROOT / "experiments" / paper / "claims.yaml"
     if not path.exists():
-        raise BnrnnError(f"{key} is unknown: there is no {path.relative_to(ROOT)}; use <paper>/<table or figure>")
+        raise BnrnnError(f"{key} is unknown: {path.relative_to(ROOT)} does not exist; use <paper>/<table or figure>")
     recipes, analyses = [], []
     for part in yaml.safe_load(path.read_text()).get("needs", {}).get(name, [name]):
         claim = load_claim(f"{paper}/{part}")
@@ -46,7 +50,7 @@ def needed(key: str) -> tuple[list[str], list[Path]]:
 
 
 def claim_keys() -> list[str]:
-    """Every `<paper>/<table>` that is claimed."""
+    """The keys `<paper>/<table>` of all entries."""
     files = sorted((ROOT / "experiments").glob("*/claims.yaml"))
     return [
         f"{f.parent.name}/{name}" for f in files for name in yaml.safe_load(f.read_text()) if name not in NOT_TABLES
@@ -54,7 +58,7 @@ def claim_keys() -> list[str]:
 
 
 def load_analysis(key: str) -> ModuleType | None:
-    """The module behind a claim that needs no training, with `render(result)` and `draw(result, path)`."""
+    """The module of an analysis, with `render(result)` and `draw(result, path)`; None if the entry has no analysis."""
     name = load_claim(key).get("analysis")
     if name is None:
         return None

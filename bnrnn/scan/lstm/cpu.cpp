@@ -1,9 +1,9 @@
 // The (batch-normalized) LSTM on the CPU in float32, forward and backward over a whole sequence (see fused.py).
 //
-// A time step is computed block by block. For each block of units, the product h W_hh^T, batch statistics,
-// normalization, gates, cell and output are computed while the block is in the cache. A block needs all of h (forward)
-// or all of du (backward), but no other data of other blocks. The kernel has its own matrix product for two reasons:
-// the product is fused with the step, and W_hh is packed only once for a sequence.
+// A time step is computed block by block. For each block of units, the product h W_hh^T, batch statistics, normalization,
+// gates, cell and output are computed while the block is in the cache. A block needs all of h (forward) or all of du
+// (backward), but no other data of other blocks. The kernel has its own matrix product for two reasons: the product is
+// fused with the step, and W_hh is packed only once for a sequence.
 //
 // Equation numbers are those of Cooijmans et al. 2016. The order of the gates is torch's, i f g o. All rows are
 // contiguous.
@@ -12,13 +12,13 @@
 
 extern "C" {
 
-// The arguments of a scan. x and u are (T, B, 4H), c, y and dy (T, B, H), states (B, H), statistics (T, 4H) or (T, H).
-// The pointer of an optional argument may be null. The first running[t] of the B sequences run at step t, and the first
+// The arguments of a scan. x and u are (T, B, 4H), c, y and dy (T, B, H), states (B, H), statistics (T, 4H) or (T, H). The
+// pointer of an optional argument may be null. The first running[t] of the B sequences run at step t, and the first
 // counted[t] count in its statistics; null means all.
 //
 // The caller gives the input product as x. If the input has only one feature, the caller gives its two factors instead,
-// feature (T, B) and weight_ih (4H). This saves memory of the size of x: the product, its statistics and its gradients
-// are computed from those of the feature.
+// feature (T, B) and weight_ih (4H). This saves memory of the size of x: the product, its statistics and its gradients are
+// computed from those of the feature.
 struct Lstm {
   int32_t T, B, H, batch, threads;  // batch: whether to compute and write batch statistics, or to read the given ones
   float eps;
@@ -101,8 +101,7 @@ struct Slope {
     units.store(at.s.mean_ih + 4 * at.s.H * at.t + column, weight * at.mean);
     units.store(at.s.var_ih + 4 * at.s.H * at.t + column, weight * weight * at.var);
   }
-  // Adds to the gradients. `sum` and `sum_f` are sums over the batch of da and of da f, with da the gradient of the
-  // gates.
+  // Adds to the gradients. `sum` and `sum_f` are sums over the batch of da and of da f, with da the gradient of the gates.
   template <bool TAIL>
   void add_gradients(const Step& at, Units<TAIL> units, int64_t column, Wide sum, Wide sum_f) const {
     const Lstm& s = at.s;
@@ -125,8 +124,7 @@ void forward_block(const Step& at, Units<TAIL> units, int j, float* product, int
   const int64_t H = s.H, row = at.row, t4 = 4 * H * at.t, t1 = H * at.t, width = 4 * LANES;
   Wide mean[4]{}, rstd[4]{}, mean_x[4]{}, rstd_x[4]{}, gamma[4], gamma_x[4], bias[4], slope[4]{};
   if (s.gamma_hh)
-    statistics<4>(units, s.batch, product, at.m, width, gap, s.mean_hh + t4 + j, s.var_hh + t4 + j, H, s.eps, mean,
-    rstd);
+    statistics<4>(units, s.batch, product, at.m, width, gap, s.mean_hh + t4 + j, s.var_hh + t4 + j, H, s.eps, mean, rstd);
   if (s.gamma_ih && !at.feature)
     statistics<4>(units, s.batch, at.x + j, at.m, row, H, s.mean_ih + t4 + j, s.var_ih + t4 + j, H, s.eps, mean_x,
                   rstd_x);
@@ -308,8 +306,8 @@ int bnrnn_lstm_is_packed(int H, const float* weight_hh, const float* packed) {
 void bnrnn_lstm_forward(const Lstm* sequence) {
   const Lstm& s = *sequence;
   const int H = s.H, num_blocks = (H + LANES - 1) / LANES;
-  // If h does not fit into the cache, several blocks of units are computed together: each part of h is then read once
-  // for all of them.
+  // If h does not fit into the cache, several blocks of units are computed together: each part of h is then read once for
+  // all of them.
   const int group = (int64_t)s.B * H * sizeof(float) > NEAR / 2 ? 4 : 1, groups = (num_blocks + group - 1) / group;
   const Strips weight(4 * H, H, s.packed);
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
@@ -364,8 +362,8 @@ void bnrnn_lstm_backward(const Lstm* sequence) {
           weight.times_all<false>(n, end, at.m - at.n, du_t + at.n * at.row, G, s.dh + (int64_t)at.n * H + n, H, true);
       }
       if (in_chunk == chunk || t <= 1) {  // step 0 is a chunk of its own, because h_0 is stored separately
-        product(H, G, (int)in_chunk * s.B, at.h_prev, 1, H, {du_t, G, false}, s.dweight_hh, true, shared.get(),
-        s.threads); in_chunk = 0;
+        product(H, G, (int)in_chunk * s.B, at.h_prev, 1, H, {du_t, G, false}, s.dweight_hh, true, shared.get(), s.threads);
+        in_chunk = 0;
       }
     }
   }

@@ -100,8 +100,7 @@ void moments(Units<TAIL> units, const float* a, int M, int64_t row, int64_t gap,
   for (int k = 0; k < K; ++k) var[k] /= (float)M;
 }
 
-// The statistics that normalize K blocks of units. If `batch`, they are computed from the batch and stored; else
-// loaded.
+// The statistics that normalize K blocks of units. If `batch`, they are computed from the batch and stored; else loaded.
 template <int K, bool TAIL>
 void statistics(Units<TAIL> units, bool batch, const float* a, int M, int64_t row, int64_t gap, float* means,
                 float* vars, int64_t stored_gap, float eps, Wide* mean, Wide* rstd) {

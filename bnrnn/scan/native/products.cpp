@@ -4,8 +4,8 @@
 
 extern "C" {
 
-// C (M, N) = A B with A (M, K), or A^T B with A (K, M) if `transposed`. If `add`, the product is added to C. The rows
-// of B, or its columns if `columns`, are contiguous and `step` floats apart.
+// C (M, N) = A B with A (M, K), or A^T B with A (K, M) if `transposed`. If `add`, the product is added to C. The rows of B,
+// or its columns if `columns`, are contiguous and `step` floats apart.
 void bnrnn_product(int M, int N, int K, const float* A, int transposed, const float* B, int64_t step, int columns,
                    float* C, int add, int threads) {
   Floats shared(new float[Strips::size(N, std::min(K, DEPTH))]);

@@ -16,8 +16,8 @@
 #include <immintrin.h>
 #endif
 
-// A vector has LANES floats. A tile has at most ROWS rows by TILE vectors, so its sums take 24 of 32 registers, or 12
-// of 16. Tests define LANES and TILE to compile the code for other processors.
+// A vector has LANES floats. A tile has at most ROWS rows by TILE vectors, so its sums take 24 of 32 registers, or 12 of
+// 16. Tests define LANES and TILE to compile the code for other processors.
 #define ROWS 6
 #if defined(LANES)
 #elif defined(__AVX512F__)
@@ -39,9 +39,9 @@ typedef int32_t WideInt __attribute__((vector_size(4 * LANES)));
 
 const int STRIP = TILE * LANES;  // columns of a strip
 const int DEPTH = 512;           // a tile iterates over at most so many rows of a strip at a time
-const int HEIGHT = 120;          // rows of a packed left factor; DEPTH * HEIGHT floats, 240 KiB, fit the second-level
-cache const int LINE = 16;             // floats in a cache line const int NEAR = 1 << 18;        // a factor of at most
-so many bytes stays in the second-level cache
+const int HEIGHT = 120;          // rows of a packed left factor; DEPTH * HEIGHT floats, 240 KiB, fit the second-level cache
+const int LINE = 16;             // floats in a cache line
+const int NEAR = 1 << 18;        // a factor of at most so many bytes stays in the second-level cache
 
 Wide load(const float* p) {
   Wide v;
@@ -62,8 +62,8 @@ int num_slabs(int rows) { return (rows + ROWS - 1) / ROWS; }
 template <int R, int V, bool PACKED>
 void tile(int depth, const float* A, int64_t row, const float* P, float* C, int64_t ldc, int columns, bool add,
           const float* next, int lines) {
-  // Each addition waits for the previous one on the same sum. If a tile has few sums, each is therefore split into
-  // PARTS independent sums over parts of the depth, which keep the arithmetic units busy.
+  // Each addition waits for the previous one on the same sum. If a tile has few sums, each is therefore split into PARTS
+  // independent sums over parts of the depth, which keep the arithmetic units busy.
   constexpr int PARTS = R * V >= 8 ? 1 : R * V >= 4 ? 2 : 4;
   Wide sum[PARTS][R][V] = {};
   if (add)
@@ -118,14 +118,13 @@ __attribute__((noinline)) void slabs(int M, int depth, const float* A, int64_t r
   for (int i = 0; i < n; ++i) {
     const int from = begin_of(i, n, M), rows = begin_of(i + 1, n, M) - from;
     with_constant<ROWS>(rows, [&](auto R) {
-      tile<R, V, PACKED>(depth, A + from * row, row, P, C + from * ldc, ldc, columns, add, next + i * lines * LINE,
-      lines);
+      tile<R, V, PACKED>(depth, A + from * row, row, P, C + from * ldc, ldc, columns, add, next + i * lines * LINE, lines);
     });
   }
 }
 
-// A right factor of K rows and N columns, in strips of TILE vectors. The last strip is narrower and padded with zeros
-// to whole vectors. num_together is the number of factors that the caller uses in turn.
+// A right factor of K rows and N columns, in strips of TILE vectors. The last strip is narrower and padded with zeros to
+// whole vectors. num_together is the number of factors that the caller uses in turn.
 struct Strips {
   int N, K, depth;  // depth: a tile iterates over so many rows at a time, at most DEPTH
   float* data;      // round_up(N) * K floats
@@ -166,16 +165,15 @@ struct Strips {
   // M rows of A times the part of a strip that begins at column n and row k. The result begins at C. `next` is the
   // address to prefetch; null if that memory is already in the cache.
   template <bool PACKED>
-  void times(int n, int k, int M, const float* A, int64_t row, float* C, int64_t ldc, bool add, const float* next) const
-  {
+  void times(int n, int k, int M, const float* A, int64_t row, float* C, int64_t ldc, bool add, const float* next) const {
     const int wide = width(n);
     with_constant<TILE>(wide / LANES, [&](auto V) {
       slabs<V, PACKED>(M, std::min(depth, K - k), A, row, at(n, k), C, ldc, std::min(wide, N - n), add, next);
     });
   }
-  // M rows of A times the columns n to end - 1, into C. A strip must begin at n. The rows of A are `row` floats apart,
-  // or A is packed into slabs if PACKED. If `group` is not 0, C stores the columns in groups of 4 LANES, which are
-  // `group` floats apart.
+  // M rows of A times the columns n to end - 1, into C. A strip must begin at n. The rows of A are `row` floats apart, or
+  // A is packed into slabs if PACKED. If `group` is not 0, C stores the columns in groups of 4 LANES, which are `group`
+  // floats apart.
   template <bool PACKED>
   void times_all(int n, int end, int M, const float* A, int64_t row, float* C, int64_t ldc, bool add,
                  int64_t group = 0) const {
@@ -210,8 +208,8 @@ struct Right {
   bool columns;
 };
 
-// C (M, N) = A B, or C += A B if `add`. All threads of a parallel region call it, or one thread alone. Element (m, k)
-// of A is A[m * row + k * step]; the rows of C have N floats. The threads share `space`, Strips::size(N, DEPTH) floats.
+// C (M, N) = A B, or C += A B if `add`. All threads of a parallel region call it, or one thread alone. Element (m, k) of
+// A is A[m * row + k * step]; the rows of C have N floats. The threads share `space`, Strips::size(N, DEPTH) floats.
 void product(int M, int N, int K, const float* A, int64_t row, int64_t step, Right B, float* C, bool add, float* space,
              int threads) {
   const int num_parts = (K + DEPTH - 1) / DEPTH;

@@ -91,8 +91,7 @@ void bnrnn_norm_backward(int T, int B, int F, int batch, float eps, const int32_
     const int64_t at = t * B * F;
     const int n = running ? running[t] : B;
     over_blocks(0, F, [&](auto units, int j) {
-      normalize_backward(units, j, n, B, F, batch, eps, x + at, gamma, mean + t * F, var + t * F, dy + at, dx + at,
-      dgamma,
+      normalize_backward(units, j, n, B, F, batch, eps, x + at, gamma, mean + t * F, var + t * F, dy + at, dx + at, dgamma,
                          dshift);
     });
   }

@@ -1,17 +1,17 @@
 // Recurrent highway networks on the CPU in float32, forward and backward over a whole sequence (see fused.py).
 //
-// As in lstm/cpu.cpp, a highway layer is computed block by block. For each block of units, the product, the sum with
-// the input, statistics, gates and state are computed while the block is in the cache. The order of the gates is h t
-// (c). All rows are contiguous.
+// As in lstm/cpu.cpp, a highway layer is computed block by block. For each block of units, the product, the sum with the
+// input, statistics, gates and state are computed while the block is in the cache. The order of the gates is h t (c).
+// All rows are contiguous.
 
 #include "../native/blocks.h"
 
 extern "C" {
 
-// The arguments of a scan. Each of the D layers has Q gates of H units; the first K layers normalize the state that
-// enters them. x is (T, B, QH), a (T, D, B, QH), states (T, D, B, H), normal (T, K, B, H), statistics (T, QH), (T, K,
-// H) and (T, D, QH). The pointer of an optional argument may be null. The first running[t] of the B sequences run at
-// step t; null means all.
+// The arguments of a scan. Each of the D layers has Q gates of H units; the first K layers normalize the state that enters
+// them. x is (T, B, QH), a (T, D, B, QH), states (T, D, B, H), normal (T, K, B, H), statistics (T, QH), (T, K, H) and
+// (T, D, QH). The pointer of an optional argument may be null. The first running[t] of the B sequences run at step t; null
+// means all.
 struct Rhn {
   int32_t T, B, H, Q, D, K, batch, threads;  // batch: whether to compute and write batch statistics, or to read them
   float eps;
@@ -194,8 +194,7 @@ void leave_block(const Layer& at, Units<TAIL> units, int j, const float* dv) {
   sum *= inverse;
   sum_hat *= inverse;
   for (int64_t b = 0; b < at.n; ++b)
-    units.add(s.ds + b * H + j, scale * (units.load(dv + b * H + j) - sum - units.load(at.normal + b * H + j) *
-    sum_hat));
+    units.add(s.ds + b * H + j, scale * (units.load(dv + b * H + j) - sum - units.load(at.normal + b * H + j) * sum_hat));
 }
 
 // Calls function(std::integral_constant<int, Q>) for the number of gates, 2 or 3.
