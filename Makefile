@@ -1,10 +1,10 @@
-# Every command a person needs. `make help` lists them; each sets up what it needs first.
+# All commands. `make help` lists them. Each command first installs what it needs.
 PYTHON3 ?= python3
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 
-# For the reproduce targets and sweep-gamma:
+# Options of the reproduce targets and of sweep-gamma:
 BUDGET ?= paper
 SEEDS ?=
 DEVICE ?= auto
@@ -12,32 +12,32 @@ JOBS ?= 1
 HOURS ?= 1
 LAUNCHER ?=
 ARGS ?=
-# A smoke run measures nothing, so it stays out of the evidence.
+# The results of a smoke run mean nothing, so they are not written to results/.
 OUT ?= $(if $(filter smoke,$(BUDGET)),outputs,results)
 RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) \
 	$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER),$(if $(filter-out 1,$(JOBS)),hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS))) $(ARGS)
 key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 
-# What a table or figure needs stands in experiments/<paper>/claims.yaml.
+# experiments/<paper>/claims.yaml lists the recipes and analyses of a table or figure.
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
 .PHONY: help setup quickstart test lint types check tables data bench campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
-help:  ## this list
+help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z%0-9_-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Options of reproduce-... and sweep-...: BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2"
-	@echo "  LAUNCHER=slurm OUT=results ARGS='any hydra override'. BNRNN_DATA: the folder of the data sets."
+	@echo "  LAUNCHER=slurm OUT=results ARGS='any hydra override'. BNRNN_DATA is the folder of the data sets."
 
-setup: $(STAMP)  ## install everything into .venv (the other targets do this by themselves)
+setup: $(STAMP)  ## install everything into .venv (the other targets do this first)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON3) -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,sweep]'
 	@touch $@
 
-quickstart: setup  ## LSTM and BN-LSTM side by side on real digits, in minutes on a CPU, no download
+quickstart: setup  ## train LSTM and BN-LSTM on real digits, in minutes on a CPU, without download
 	$(PYTHON) -m bnrnn.train experiment=quickstart budget=$(BUDGET) device=cpu $(ARGS)
 	@$(PYTHON) scripts/make_tables.py --show quickstart --results outputs
 	@echo "Next: $(VENV)/bin/wandb leet outputs/quickstart/$(BUDGET)/wandb     every curve, in the terminal"
@@ -46,42 +46,42 @@ quickstart: setup  ## LSTM and BN-LSTM side by side on real digits, in minutes o
 	@echo "      make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 its first 2,500 updates (hours on two cores)"
 	@echo "      make help                                       everything else"
 
-test: setup  ## the whole test suite, without GPU or network
+test: setup  ## run the whole test suite, without GPU or network
 	$(PYTHON) -m pytest -n 2 -q
 
-lint: setup  ## style of the code
+lint: setup  ## check the style of the code
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-types: setup  ## types of the code
+types: setup  ## check the types of the code
 	$(VENV)/bin/pyright
 
-check: setup  ## rendered tables are what the results say
+check: setup  ## check that the pages in results/ and README.md match the results
 	$(PYTHON) scripts/make_tables.py --check
 
 tables: setup  ## render tables and figures from results/
 	$(PYTHON) scripts/make_tables.py
 
-data: setup  ## download MNIST, Penn Treebank and text8 (to BNRNN_DATA, or data/), checksums verified
+data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, and verify checksums
 	$(PYTHON) -m bnrnn.prepare
 
 bench: setup  ## time the layers against nn.LSTM and a naive loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
 
-campaign: setup  ## spend HOURS=3 on the runs that are worth most (conf/campaign.yaml), with JOBS=2 side by side
+campaign: setup  ## train the most valuable runs of conf/campaign.yaml for HOURS=3, JOBS=2 at a time
 	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) out_dir=$(OUT) $(ARGS)
 
-status: setup  ## what of the campaign is finished, running and left, and how long the rest takes
+status: setup  ## print which runs of the campaign are finished, running and left, and the time left
 	@$(PYTHON) -m bnrnn.campaign status out_dir=$(OUT) $(ARGS)
 
-plan-%: setup  ## what a reproduce target would run and how long it takes here: plan-table2, plan-laurent2015-fig2
+plan-%: setup  ## print the runs of a reproduce target and their time here: plan-table2, plan-laurent2015-fig2
 	@set -e; $(RECIPES); test -n "$$recipes" || echo "$(key) trains nothing: make reproduce-$* takes minutes on a CPU"; \
 	for recipe in $$recipes; do $(PYTHON) -m bnrnn.plan experiment=$$recipe $(RUN); done
 
-reproduce-%: setup  ## train and compute all that a table or figure needs: reproduce-table1, reproduce-laurent2015-fig2
+reproduce-%: setup  ## train the runs of a table or figure and render it: reproduce-table1, reproduce-laurent2015-fig2
 	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) -m bnrnn.train experiment=$$recipe $(RUN); done
 	@set -e; $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(OUT); done
 	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py)
 	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
-sweep-gamma: reproduce-fig6_pmnist  ## the initial gamma on permuted MNIST (Fig. 6), one run a gamma
+sweep-gamma: reproduce-fig6_pmnist  ## train one run for each initial gamma on permuted MNIST (Fig. 6)

@@ -1,8 +1,8 @@
-"""Where the five readers look: attention over the passages of a few bAbI test questions.
+"""The attention of the five readers over the passages of a few bAbI test questions.
 
     python experiments/cooijmans2016/attention.py [--data-dir DIR] [--out-dir DIR]
 
-Reads the finished runs of the small Fig. 4a in --out-dir, of its lowest seed, with population statistics.
+Reads the finished runs of the small version of Fig. 4a in --out-dir, with the lowest seed. Uses population statistics.
 """
 
 import os
@@ -54,7 +54,7 @@ def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
 
 
 def chosen(data: Cloze, words: list[int], count: int) -> Any:
-    """Inputs and targets of the first questions of the test whose passages have so many words."""
+    """Inputs and targets of the first `count` test questions whose passages have `words[0]` to `words[1]` words."""
     lengths = torch.from_numpy(data.splits["test"].starts).diff()[::2]
     places = ((lengths >= words[0]) & (lengths <= words[1])).nonzero()[:count, 0]
     batch = data.select("test", places.numpy())
@@ -70,7 +70,14 @@ def render(result: dict[str, Any]) -> str:
             top = max(range(len(reader["attention"])), key=reader["attention"].__getitem__)
             rows.append([" ".join(question["question"]), question["answer"], f"`{setting}`", reader["answer"],
                          question["passage"][top], f"{share:.2f}"])  # fmt: skip
-    header = ["question", "answer", "reader", "its answer", "word it looks at most", "weight on the answer's word"]
+    header = [
+        "question",
+        "answer",
+        "reader",
+        "its answer",
+        "word with the highest attention",
+        "attention on the correct answer",
+    ]
     caption = (
         f"Population statistics, seed {result['seed']}, after up to {result['updates']:,} updates. {result['data']} "
         "(Weston et al. 2015).\n"

@@ -332,12 +332,12 @@ def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatc
 
     write_features(coco / "own.npz", ["a.jpg", "b.jpg"])
     for options, message in [
-        ([], "give either --images or --features"),
+        ([], "expected either --images or --features"),
         (["--images", str(folder)], "--images needs --weights, the file of torchvision's Inception_v3"),
         (["--images", str(run), "--weights", "any"], r"run has no image: expected files that end in .jpg"),
         (
             ["--features", str(coco / "own.npz")],
-            r"trained on 2,048 features an image, from another network than these 3",
+            r"trained on 2,048 features per image, but these are 3, so they come from another network",
         ),
     ]:
         with pytest.raises(BnrnnError, match=message):
