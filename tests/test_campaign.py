@@ -22,7 +22,7 @@ from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.lock import LOCK, is_being_trained
 from bnrnn.training.log import read_jsonl
 from bnrnn.training.results import Result
-from tests.test_conf import EXPERIMENTS
+from tests.test_config import EXPERIMENTS
 from tests.test_train import interrupt_at, without_time
 
 TINY = ["model.hidden_size=8", "budget.eval_every=20", "budget.eval_batches=1", "budget.population_batches=1",

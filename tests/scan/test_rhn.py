@@ -261,7 +261,7 @@ def test_a_population_that_lacks_a_term_is_an_error_of_every_engine(engine, name
     args = in_float32(problem(population=True))
     gamma = f"gamma_{name[-1]}"
     lacking = args | {"population": args["population"]._replace(**{name: None})}
-    with pytest.raises(BnrnnError, match=f"population has no {name}, which {gamma} needs"):
+    with pytest.raises(BnrnnError, match=f"population.{name} is None, expected a tensor because {gamma} is given"):
         call(scan.rhn_scan, lacking)
     del lacking[gamma]
     if name[-1] == "s":
