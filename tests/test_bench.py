@@ -1,4 +1,4 @@
-"""The benchmark: what it times is the same computation, and what it prints follows from what it measured."""
+"""The benchmark: all variants compute the same, and the page follows from the measurements."""
 
 import json
 import os

@@ -68,7 +68,7 @@ def is_alive(pid: int) -> bool:
 
 
 def hold(folder: Path):
-    """An open file that holds the lock of a run, as the process that trains it does."""
+    """An open file that holds the lock of a run, like a process that trains the run."""
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / LOCK).open("w")
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -152,7 +152,7 @@ def test_stopped_when_its_time_is_over_it_resumes_bit_for_bit(tmp_path, monkeypa
     (reference,), (cell,) = cells_of(whole), cells_of(stopped)
 
     def now() -> float:
-        """A clock that jumps over the end as soon as the run has made a few updates."""
+        """The clock jumps past the end as soon as the run has made a few updates."""
         return 1e9 if len(read_jsonl(cell.folder / "metrics.jsonl")) > 3 else 0.0
 
     with monkeypatch.context() as patch:
@@ -191,7 +191,7 @@ def test_a_signal_stops_the_workers_and_is_the_exit_status(tmp_path, monkeypatch
     assert capsys.readouterr().out.endswith("not measured.\n")
 
 
-def test_a_worker_that_was_killed_is_told_of(tmp_path, monkeypatch, capsys):
+def test_a_killed_worker_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(campaign, "_start", lambda *_: subprocess.Popen(["sh", "-c", "kill -9 $$"]))
     assert run_campaign(write(tmp_path, entry("model=lstm"))) == 1
     assert capsys.readouterr().out.endswith("a worker ended with exit status -9: see its message above\n")
@@ -253,7 +253,7 @@ def test_begun_runs_leave_compressed_checkpoints_for_another_checkout(tmp_path, 
     assert "more than 10 bytes, not packed" in capsys.readouterr().out
 
 
-def test_the_page_tells_what_is_finished_running_begun_and_left(tmp_path):
+def test_the_page_shows_finished_running_begun_and_left_runs(tmp_path):
     options = write(tmp_path, entry("model=lstm", seeds="0,1,2,3", updates=20), entry("model=rnn", updates=20, why="x"),
                     entry("model=bn_lstm", "optim.lr=1e37", updates=20))  # fmt: skip
     finished, running, begun, left, other, diverged = cells_of(options)

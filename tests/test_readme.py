@@ -1,4 +1,4 @@
-"""What README promises is there."""
+"""The commands, options and paths in README exist."""
 
 import re
 import subprocess

@@ -24,7 +24,7 @@ MOVED = ["mary", "moved", "to", "the", "bathroom", ".", "john", "went", "to", "t
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """An archive of 20 short stories of a task, with a question each."""
+    """An archive with 20 short stories of a task; each has one question."""
     monkeypatch.setattr(babi, "NUM_QUESTIONS", 20)
     for split, name in (("train", "Mary"), ("test", "Zoe")):
         lines = [f"1 {name} went to the room{n % 3}.\n2 Where is {name}? \troom{n % 3}\t1\n" for n in range(20)]

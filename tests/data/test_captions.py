@@ -1,4 +1,4 @@
-"""Captioned images: what a batch has, and the files they come from."""
+"""Captioned images: the contents of batches, and the files from which they are read."""
 
 import csv
 import json
@@ -75,7 +75,7 @@ def test_an_image_without_a_caption_is_named():
 
 @pytest.fixture
 def flickr(tmp_path):
-    """Twenty images of Flickr8k's form."""
+    """Twenty images in the format of Flickr8k."""
     folder = tmp_path / "flickr8k"
     folder.mkdir()
     with (folder / "captions_20.txt").open("w", newline="") as file:
@@ -142,7 +142,7 @@ def test_what_is_wrong_with_files_is_named(flickr, change, message):
 
 
 def annotations(names: list[str]) -> str:
-    """In COCO's form, two captions an image."""
+    """Annotations in COCO's format, with two captions per image."""
     images = [{"id": 100 + n, "file_name": name} for n, name in enumerate(names)]
     captions = [{"image_id": image["id"], "caption": f"{c} "} for image in images for c in CAPTIONS[:2]]
     return json.dumps({"images": images, "annotations": captions})
@@ -165,7 +165,7 @@ def test_coco_mini_reads_every_file_of_features(tmp_path):
 
 @pytest.fixture
 def coco(tmp_path):
-    """Pieces of two real photographs, four for training and twenty for validation and test."""
+    """Parts of two real photographs: four for training and twenty for validation and test."""
     photographs = [p for photograph in load_sample_images().images for p in np.array_split(photograph, 12, axis=1)]
     folder = tmp_path / "coco"
     (folder / "annotations").mkdir(parents=True)
@@ -188,7 +188,7 @@ class Times(nn.Module):
 
 
 class Means(nn.Module):
-    """Stands in for a network: the mean of each channel, repeated."""
+    """Takes the place of Inception_v3: the mean of each channel, repeated."""
 
     def forward(self, images):
         return images.mean((2, 3)).repeat(1, 683)[:, :2048]
@@ -198,7 +198,7 @@ class Means(nn.Module):
 def test_inception_with_random_weights_has_features_of_real_images(coco):
     torch.manual_seed(0)
     inception = image_features.inception_v3(None)
-    network = nn.Sequential(inception, Times(1e6))  # with random weights all is tiny
+    network = nn.Sequential(inception, Times(1e6))  # with random weights, all features are tiny
     prepare_coco_captions(coco, None, network=network)
     data = CocoCaptions(str(coco), least_count=1)
     assert data.features.shape == (24, 2048) and np.isfinite(data.features).all()
@@ -219,7 +219,7 @@ def test_images_of_coco_are_divided_as_in_the_paper(coco):
     assert len({name for part in names.values() for name in part}) == 24
 
 
-def test_an_interrupted_extraction_goes_on_with_the_next_images(coco, monkeypatch):
+def test_an_interrupted_extraction_resumes_with_the_next_images(coco, monkeypatch):
     monkeypatch.setattr(image_features, "BATCH_SIZE", 3)
     seen, original = [], image_features.load_image
 
@@ -242,7 +242,7 @@ def test_an_interrupted_extraction_goes_on_with_the_next_images(coco, monkeypatc
     assert np.array_equal(whole, np.load(coco / "coco/prepared/features.npy"))
 
 
-def test_an_extraction_of_other_images_or_by_another_network_begins_anew(tmp_path, monkeypatch):
+def test_an_extraction_of_other_images_or_by_another_network_starts_again(tmp_path, monkeypatch):
     monkeypatch.setattr(image_features, "BATCH_SIZE", 1)
     monkeypatch.setattr(image_features, "load_image", lambda path: torch.full((3, 2, 2), float(path.name)))
     paths, cpu = [Path(str(n)) for n in range(3)], torch.device("cpu")
@@ -302,7 +302,7 @@ def test_the_real_images_at_hand():
 
 @pytest.fixture
 def run(coco):
-    """A run that was trained on these pieces, for a few updates."""
+    """A run that was trained on these images for a few updates."""
     prepare_coco_captions(coco, None, network=Means())
     small = ["data.least_count=1", "model.hidden_size=8", "batch_size=6", "population_batch_size=6", "budget.epochs=1"]
     where = ["setting=bn_rhn_captioner", f"data_dir={coco}", "device=cpu", "wandb.mode=disabled"]

@@ -1,4 +1,4 @@
-"""The preparation of the CNN questions against a plain reading of the same files."""
+"""The preparation of the CNN questions, compared with a simple reading of the same files."""
 
 import collections
 import json
@@ -120,7 +120,7 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "bnrnn.prepare", *map(str, arguments)]
 
 
-def test_a_killed_preparation_goes_on_and_ends_with_the_same_bytes(tmp_path):
+def test_a_killed_preparation_resumes_and_ends_with_the_same_bytes(tmp_path):
     corpus = make(tmp_path / "cnn", {"training": 5000, "validation": 40, "test": 40}, length=300)
     arguments = command("cnn_qa", "--from", corpus, "--data-dir")
     killed, shards = tmp_path / "killed", tmp_path / "killed/cnn_qa/shards"

@@ -1,4 +1,4 @@
-"""Kaldi's archives: what its own code writes is read back, and what does not fit together is named."""
+"""Kaldi's archives: the reader reads what Kaldi's own code has written, and errors name files that do not match."""
 
 import gzip
 from pathlib import Path
@@ -42,11 +42,11 @@ def write_states(path: Path, states: dict[str, list[int]]) -> None:
 
 @pytest.fixture
 def wsj(tmp_path, monkeypatch):
-    """Archives of three splits, with a speaker for every two utterances, and alignments in each of the three forms."""
+    """Archives of three splits, with two utterances per speaker, and alignments in each of the three formats."""
     for split, ending in (("train", "1.gz"), ("valid", "ark"), ("test", "txt")):
         folder = tmp_path / "wsj" / split
         folder.mkdir(parents=True)
-        monkeypatch.chdir(folder)  # so that paths in the .scp are from there
+        monkeypatch.chdir(folder)  # so that the paths in the .scp are relative to it
         sums: dict[str, np.ndarray] = {}
         with kaldi_native_io.FloatMatrixWriter("ark,scp:feats.ark,feats.scp") as writer:
             for n, (key, features) in enumerate(features_of(split).items()):
@@ -133,7 +133,7 @@ def changed(path: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
-def test_what_does_not_fit_together_is_named(wsj):
+def test_contradicting_files_are_named(wsj):
     test, states = wsj / "wsj/test", states_of("test")
     for alignment, message in [
         ({**states, "test1": [0] * 26}, r"the alignment of test1 has 26 frames, its features have 25"),

@@ -1,4 +1,4 @@
-"""Speech with phones: features against a second implementation, classes of frames, and the archive they come from."""
+"""Speech with phones: features compared with a second implementation, classes of frames, and the archive."""
 
 import io
 import os
@@ -19,7 +19,7 @@ SPEAKERS = [f"dr{n}-{sex}{name}0" for n, (sex, name) in enumerate(zip("fffffmmmm
 
 
 def sound(num_samples: int, seed: int = 0) -> np.ndarray:
-    """Noise with tones in it."""
+    """Noise with tones."""
     draw = np.random.default_rng(seed)
     t = np.arange(num_samples) / timit.RATE
     tones = 3000 * np.sin(2 * np.pi * 440 * t) + 500 * np.sin(2 * np.pi * 3100 * t)
@@ -66,7 +66,9 @@ def test_differences_of_a_line_are_its_slope_and_of_a_parabola_its_curvature():
     assert found.shape == (20, 6) and found.dtype == np.float32
     np.testing.assert_allclose(found[:, :2], np.stack([3 * t, t**2], 1))
     np.testing.assert_allclose(found[4:-4, 2:], [[3, 2 * n, 0, 2] for n in range(4, 16)], atol=1e-4)
-    np.testing.assert_allclose(found[0, 2], (1 * 3 + 2 * 6) / 10, rtol=1e-6)  # the first frame goes on before itself
+    np.testing.assert_allclose(
+        found[0, 2], (1 * 3 + 2 * 6) / 10, rtol=1e-6
+    )  # the first frame is repeated before the beginning
 
 
 def test_the_class_of_a_frame_is_the_third_of_the_phone_in_its_middle():
@@ -74,11 +76,11 @@ def test_the_class_of_a_frame_is_the_third_of_the_phone_in_its_middle():
     found = classes(segments, 20)
     h, iy = 3 * PHONES.index("h#"), 3 * PHONES.index("iy")
     assert found.tolist()[:5] == [h, h + 1, h + 1, h + 2, h + 2]  # middles at 200, 360, 520, 680, 840
-    assert found[5] == iy  # 1000 begins iy: nothing of b is in the middle of a frame
-    assert [found[5:].tolist().count(iy + k) for k in range(3)] == [5, 4, 6]  # after the end its last third goes on
+    assert found[5] == iy  # iy begins at 1000; no middle of a frame lies in b
+    assert [found[5:].tolist().count(iy + k) for k in range(3)] == [5, 4, 6]  # frames after the end get its last third
 
 
-def test_phones_and_waves_that_are_none_are_named():
+def test_malformed_phone_and_wave_files_are_named():
     assert read_phones("0 10 h#\n10 30 aa\n", "a.phn") == [(0, 10, "h#"), (10, 30, "aa")]
     for content, message in [
         ("0 10 h#\n11 30 aa", r"a.phn, line 2: expected '10 END PHONE', END after 10, found '11 30 aa'"),
@@ -101,7 +103,7 @@ def test_phones_and_waves_that_are_none_are_named():
 
 @pytest.fixture
 def sample(tmp_path):
-    """Ten speakers of three sentences, one of which everybody reads."""
+    """Ten speakers who read three sentences each; all of them read one of these."""
     return write(tmp_path, {})
 
 
@@ -123,7 +125,7 @@ def write(folder, changes: dict[str, bytes | None]):
     return folder
 
 
-def test_speakers_are_in_one_split_and_the_shared_sentence_in_training_alone(sample):
+def test_speakers_are_in_one_split_and_the_shared_sentence_only_in_training(sample):
     splits = divide(set(SPEAKERS))
     assert sorted(name for part in splits.values() for name in part) == sorted(SPEAKERS)
     for split in ("valid", "test"):
@@ -196,5 +198,7 @@ def test_the_real_sample_has_160_utterances_of_16_speakers():
     speakers = [{u.name.split("/")[0] for u in part} for part in data.splits.values()]
     assert [len(s) for s in speakers] == [12, 2, 2] and len(set.union(*speakers)) == 16
     labels = np.concatenate([u.labels for u in data.splits["train"]])
-    assert {PHONES[n] for n in range(61) if n not in labels // 3} == {"eng"}  # nobody of the twelve says it
+    assert {PHONES[n] for n in range(61) if n not in labels // 3} == {
+        "eng"
+    }  # none of the twelve training speakers says it
     assert len(labels) > 30_000

@@ -113,7 +113,7 @@ def test_a_sequence_may_be_fed_in_pieces(place):
     assert_near("state", last, end)
 
 
-def test_states_are_carried_at_first():
+def test_the_initial_bias_carries_the_state():
     for layer in (RHN(I, H), BNRHN(I, H, T)):
         a = layer.bias.detach()
         assert (a[:, :H] == 0).all() and (a[:, H : 2 * H] == -2).all() and (a[:, 2 * H :] == 2).all()

@@ -37,7 +37,7 @@ def test_it_starts_from_the_learned_state_and_reads_out_every_step(options):
     assert all((state.grad.abs().sum(1) > 0).all() for state in model.initial_state.values())
 
 
-def test_only_the_last_steps_are_read_out_where_only_they_are_scored():
+def test_only_scored_steps_are_read_out():
     torch.manual_seed(0)
     whole, model = SequenceModel(LSTM, **SIZES), SequenceModel(LSTM, **SIZES, scored_steps=2)
     model.load_state_dict(whole.state_dict())
@@ -52,7 +52,7 @@ def test_only_the_last_steps_are_read_out_where_only_they_are_scored():
             assert_near(name, q.grad, p.grad)
 
 
-def test_state_noise_is_drawn_anew_in_every_pass_also_in_evaluation_for_every_h_and_no_c():
+def test_state_noise_is_drawn_in_every_pass_also_in_evaluation_for_h_but_not_for_c():
     layer = partial(BNLSTM, gamma_init=1.0)
     model = SequenceModel(layer, **SIZES | {"input_size": 1, "t_max": 2}, state_noise=0.1, num_layers=2)
     seen = []
@@ -68,7 +68,7 @@ def test_state_noise_is_drawn_anew_in_every_pass_also_in_evaluation_for_every_h_
     assert all(not torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
 
 
-def test_every_single_layer_is_initialised():
+def test_every_layer_is_initialized():
     init = partial(init_cooijmans, hidden="identity")
     model = SequenceModel(LSTM, **SIZES, num_layers=2, bidirectional=True, init=init)
     assert [layer.input_size for layer in model.layer.layers] == [2, 2, 8, 8]
@@ -178,7 +178,7 @@ def test_identity_is_in_the_candidate_alone_and_one_orthogonal_matrix_in_the_oth
     assert not close(i.T @ i, EYE)
 
 
-def test_orthogonal_is_one_matrix_over_all_gates_or_one_a_gate():
+def test_orthogonal_is_one_matrix_over_all_gates_or_one_per_gate():
     joint = initialized("orthogonal").weight_hh
     assert close(joint.T @ joint, EYE)
     for gate in initialized("orthogonal", per_gate=True).weight_hh.chunk(4):
@@ -201,7 +201,7 @@ def test_a_plain_rnn_gets_the_identity():
     assert (model.head.bias == 0).all()
 
 
-def test_uniform_reaches_every_parameter_and_no_scale_or_shift_of_a_normalization():
+def test_uniform_initializes_every_parameter_but_no_gamma_or_beta():
     model = language_model(LSTM, partial(init_uniform, bound=0.3))
     for name, parameter in model.named_parameters():
         if not name.startswith("initial_state"):

@@ -1,4 +1,4 @@
-"""Which runs a test of a claim takes, what its claim's verdict rests on, and what the page says."""
+"""The runs that a test of a claim uses, the evidence that decides the verdict, and the page."""
 
 import re
 import subprocess

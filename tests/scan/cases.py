@@ -1,4 +1,4 @@
-"""Random problems for a scan, everything that comes out of one, and the comparison with the reference in float64."""
+"""Random arguments of a scan, all its outputs and gradients, and their comparison with the reference in float64."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ ALL = (True,) * 5
 
 
 def problem(T: int, B: int, H: int, given: Sequence[bool] = ALL, population: bool = False, **options) -> dict:
-    """Random arguments in float64; `given` says which of OPTIONAL are there."""
+    """Random arguments in float64; `given` names those of OPTIONAL that are not None."""
     shapes = [(T, B, 4 * H), (B, H), (B, H), (4 * H, H), *((4 * H,),) * 3, (H,), (H,)]
     args = {
         n: torch.randn(s, dtype=torch.float64) if g else None

@@ -136,7 +136,7 @@ def test_it_needs_a_gpu_and_at_most_float32(monkeypatch):
         scan.backend(torch.device("cpu"), torch.float32)
 
 
-def test_without_triton_auto_goes_on_and_triton_is_an_error(monkeypatch, caplog):
+def test_without_triton_auto_uses_the_reference_and_triton_is_an_error(monkeypatch, caplog):
     scan.set_backend("auto")
     monkeypatch.setitem(sys.modules, "bnrnn.scan.lstm.triton", None)
     backends.triton_engine.cache_clear()

@@ -65,8 +65,8 @@ def test_without_gradients_it_gives_the_same_and_keeps_less():
     assert len(workspace._free[kind][0].buffers["a"]) == 1
 
 
-def test_a_workspace_with_leftovers_gives_the_same():
-    """What a diverged scan left behind must not come back through sequences that have ended."""
+def test_values_left_in_a_workspace_do_not_matter():
+    """Values of a diverged scan must not affect the next scan through finished sequences."""
     args = problem(T=2, batch_sizes=[5, 3])
     everything(rhn_triton_scan, args | {"s": args["s"] * torch.nan, "batch_sizes": [6, 6]}, torch.float32)
     assert [len(free) for free in workspace._free.values()] == [1]
