@@ -1,7 +1,7 @@
-"""Renders the judged claims: results/claims.md, and the table in README."""
+"""Renders the judged claims: results/claims.md, and the shorter table in README.md."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from bnrnn.metrics import metric_of
@@ -64,18 +64,31 @@ def rests_on(claim: Claim) -> str:
     return f"{words[claim.scope]}{length}, n={least}" + (f"; {missing} of its tests not run" if missing else "")
 
 
-def render_short(claims: list[Claim], link: str) -> str:
-    """A table with one row per claim, for README. `link` is the path to results/."""
+def _claim_in_words(claim: Claim) -> list[str]:
+    """[name, claim, verdict, evidence]. If nothing is shown, the verdict also names the tendency of the runs."""
+    run = [t.outcome for t in claim.counted if t.outcome]
+    verdict = claim.verdict
+    if verdict == NOT_SHOWN and run:
+        verdict += f" ({', '.join(sorted({outcome.tendency for outcome in run}))})"
+    return [claim.name, claim.says, f"**{verdict}**", rests_on(claim)]
+
+
+def render_overview(claims: list[Claim]) -> str:
+    """A table with one row per claim, for the beginning of results/claims.md."""
     rows = []
     for claim in claims:
         run = [t for t in claim.counted if t.outcome]
         effects = "; ".join(effect_in_words(t) for t in run) or NONE
-        verdict = claim.verdict
-        if verdict == NOT_SHOWN and run:
-            verdict += f" ({', '.join(sorted({t.outcome.tendency for t in run if t.outcome}))})"
-        pages = ", ".join(f"[{key.split('/')[1]}]({link}{key}.md)" for key in sorted({t.key for t in run}))
-        rows.append([claim.name, claim.says, f"**{verdict}**", rests_on(claim), effects, pages or NONE])
+        pages = ", ".join(f"[{key.split('/')[1]}]({key}.md)" for key in sorted({t.key for t in run}))
+        rows.append([*_claim_in_words(claim), effects, pages or NONE])
     return markdown(["", "claim", "verdict", "rests on", "effect [95 %]", "runs"], rows)
+
+
+def render_short(claims: list[Claim]) -> str:
+    """A line for every claim that has runs, and one line for all others, as README.md shows them."""
+    table = markdown(["", "claim", "verdict", "evidence"], [_claim_in_words(c) for c in claims if c.scope])
+    without = [claim.name for claim in claims if not claim.scope]
+    return table + (f"\nNot run yet: {', '.join(without)}.\n" if without else "")
 
 
 INTRODUCTION = """
@@ -92,13 +105,14 @@ A program computed this page from the runs in this folder, by the rules in `expe
 """
 
 
-def render(claims: list[Claim], hours: dict[str, float]) -> str:
+def render(claims: list[Claim], hours: dict[str, float], measured: Collection[str] = ()) -> str:
     """The page of all claims: one row per claim, then all tests, then the tests that have not been run.
 
     Args:
         hours: the estimated core hours of the campaign's missing runs, by claim.
+        measured: the keys `<paper>/<table>` of tables and figures that have a page to which tests can link.
     """
-    parts = ["# Claims of the papers", INTRODUCTION, render_short(claims, "")]
+    parts = ["# Claims of the papers", INTRODUCTION, render_overview(claims)]
     parts += ["## The rules", "".join(f"- `{name}`: {_doc(rule)}\n" for name, rule in rules.RULES.items())]
     parts[-1] += (
         f"- `{PROPERTY}`: a function of the analysis, which decides for every draw or every model whether the claim "
@@ -106,16 +120,16 @@ def render(claims: list[Claim], hours: dict[str, float]) -> str:
     )
     for paper in sorted({claim.paper for claim in claims}):
         parts.append(f"## {paper}")
-        parts += [_render_claim(claim) for claim in claims if claim.paper == paper]
-    return "\n".join([*parts, "## Tests that have not been run", _render_missing(claims, hours)])
+        parts += [_render_claim(claim, measured) for claim in claims if claim.paper == paper]
+    return "\n".join([*parts, "## Tests that have not been run", _render_missing(claims, hours, measured)])
 
 
-def _render_missing(claims: list[Claim], hours: dict[str, float]) -> str:
+def _render_missing(claims: list[Claim], hours: dict[str, float], measured: Collection[str]) -> str:
     rows = []
     for claim in claims:
         missing = [t for t in claim.tested if t.outcome is None and "replaced" not in t.test]
         cost = f"{hours[claim.name]:.1f}" if hours.get(claim.name) else "not in the campaign"
-        rows += [[claim.name, t.test["scope"], rule_in_words(t), cost] for t in missing]
+        rows += [[claim.name, t.test["scope"], rule_in_words(t, measured), cost] for t in missing]
     header = ["claim", "scope", "test", "hours"]
     about = "Core hours that the missing runs for the claim take, as estimated in conf/campaign.yaml.\n"
     return f"{about}\n{markdown(header, rows)}"
@@ -125,25 +139,34 @@ def _doc(rule: Callable[..., Any]) -> str:
     return " ".join((rule.__doc__ or "").split())
 
 
-def _render_claim(claim: Claim) -> str:
+def _render_claim(claim: Claim, measured: Collection[str]) -> str:
     rows = []
     for t in claim.tested:
         marks = "; ".join(t.outcome.marks) if t.outcome else ""
         n = str(t.outcome.n) if t.outcome else NONE
         rows.append(
-            [t.test["scope"], rule_in_words(t), n, effect_in_words(t), verdict_in_words(t), registered(t), marks]
+            [
+                t.test["scope"],
+                rule_in_words(t, measured),
+                n,
+                effect_in_words(t),
+                verdict_in_words(t),
+                registered(t),
+                marks,
+            ]
         )
     header = ["scope", "test", "n", "effect [95 %]", "verdict", "rule and first run", ""]
     return f"### {claim.name}: {claim.says}\n\n{claim.where}. **{claim.verdict}**\n\n{markdown(header, rows)}"
 
 
-def rule_in_words(tested: JudgedTest) -> str:
-    """A test of claims.yaml in one line."""
+def rule_in_words(tested: JudgedTest, measured: Collection[str]) -> str:
+    """A test of claims.yaml in one line, with a link to its page if there is one."""
     test = tested.test
     sides = [] if test["rule"] == PROPERTY else sides_of(test)
     between = " > " if "order" in test else ", " if "sides" in test else " against "
     skip = ("scope", "rule", "order", "sides", "of", "than", "where", "experiment", "analysis", "note", "replaced")
-    parts = [f"`{test['rule']}` [{tested.key}]({tested.key}.md)"]
+    page = f"[{tested.key}]({tested.key}.md)" if tested.key in measured else f"`{tested.key}`"
+    parts = [f"`{test['rule']}` {page}"]
     parts += [_plain(test["where"])] if "where" in test else []
     parts += [between.join(_plain(side) for side in sides)] if sides else []
     parts += [f"{k} {_plain(v)}" for k, v in test.items() if k not in skip]

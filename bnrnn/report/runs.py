@@ -233,10 +233,11 @@ def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
 
 def trained_runs(key: str, results_dir: Path) -> list[Run]:
     """The longest finished runs of an experiment that have their models. Raises BnrnnError if there is none."""
-    runs = [run for run in load_runs(key, results_dir) if (run.folder / MODEL).exists() and not run.stale]
+    runs = [run for run in load_runs(key, results_dir) if not run.stale and run.in_grid(key)]
+    runs = [run for run in runs if (run.folder / MODEL).exists()]
     if not runs:
         raise BnrnnError(
             f"{results_dir / key} has no finished run with its model: train {key} first, into {results_dir}"
         )
     most = max(run.result.updates for run in runs)
-    return [run for run in runs if run.in_grid(key) and run.result.updates == most]
+    return [run for run in runs if run.result.updates == most]

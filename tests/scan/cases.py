@@ -55,8 +55,8 @@ def assert_agrees(name: str, problem: dict) -> None:
     assert found.keys() == expected.keys()
     tol = 1e-9
     if dtype == torch.float32:
-        # In a batch of two, normalized to ±1, gradients are small differences of large numbers. The reference itself then
-        # has an error above 1e-5 in float32, and an engine may have an error of about the same size.
+        # In a batch of two, normalized to ±1, gradients are small differences of large numbers. The reference itself
+        # then has an error above 1e-5 in float32, and an engine may have an error of about the same size.
         with without_shape_checks():
             rounded = everything(lstm_scan, problem, dtype)
         errors = [(rounded[k] - ref).norm() / ref.norm().clamp_min(1e-8) for k, ref in expected.items()]
