@@ -22,7 +22,7 @@ from bnrnn.config import ROOT, compose_config
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch
 from bnrnn.report.runs import load_trained
-from bnrnn.train import named_overrides, train
+from bnrnn.train import cli, named_overrides, train
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
 from bnrnn.training.device import choose_device
@@ -451,7 +451,7 @@ def test_kill_9_at_any_moment_and_start_again_is_as_if_nothing_had_happened(tmp_
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     reference = start(whole, *overrides)
     kills = 0
-    for num_records in (1, 9, 17, 25):
+    for num_records in (1, 12, 25):
         process = start(killed, *overrides)
         while process.poll() is None and len(read_jsonl(killed / "metrics.jsonl")) < num_records:
             time.sleep(0.01)
@@ -465,7 +465,7 @@ def test_kill_9_at_any_moment_and_start_again_is_as_if_nothing_had_happened(tmp_
     assert process.returncode == 0, output
     assert "resumed at update" in output
     reference.communicate()
-    assert kills == 4
+    assert kills == 3
     assert without_time(killed) == without_time(whole)
     a, b = (Result.read(d / "result.json") for d in (killed, whole))
     assert a.metrics == b.metrics and a.best_update == b.best_update
@@ -491,7 +491,6 @@ def test_a_second_process_is_kept_out_of_a_cell_that_is_being_trained(tmp_path):
     assert (tmp_path / CHECKPOINT).exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -500,14 +499,22 @@ def test_a_second_process_is_kept_out_of_a_cell_that_is_being_trained(tmp_path):
         ("device=tpu", "device=tpu is unknown: use auto, cpu or cuda"),
         ("batch_size=1", "at least 2 sequences, got a batch of 1"),
         ("data=smnist", "train-images-idx3-ubyte.gz is missing: run `make data`"),
-        ("optim.decay=2", "optim.decay must be in [0, 1)"),
+        ("optim.decay=2.0", "optim.decay must be in [0, 1)"),
     ],
 )
-def test_an_error_of_the_user_is_one_message_without_a_traceback(tmp_path, override, message):
-    process = start(tmp_path / "run", override, f"data_dir={tmp_path}")
+def test_an_error_of_the_user_is_one_message(tmp_path, monkeypatch, override, message):
+    monkeypatch.setattr(sys, "argv", ["bnrnn-train", f"hydra.run.dir={tmp_path}/run", override, f"data_dir={tmp_path}"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(SystemExit) as ended:
+        cli()
+    assert str(ended.value.code).startswith("error: ") and message in str(ended.value.code)
+
+
+@pytest.mark.slow
+def test_a_process_ends_with_the_message_and_without_a_traceback(tmp_path):
+    process = start(tmp_path / "run", "device=tpu")
     output, _ = process.communicate()
-    assert process.returncode == 1
-    assert message in output
+    assert process.returncode == 1 and output.endswith("\nerror: device=tpu is unknown: use auto, cpu or cuda\n")
     assert "Traceback" not in output
 
 
