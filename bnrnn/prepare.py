@@ -1,8 +1,8 @@
 """Download data sets that are missing or damaged, or prepare those that you have downloaded.
 
 python -m bnrnn.prepare [mnist ptb text8] [--data-dir DIR]
-python -m bnrnn.prepare cnn_qa --from DIR [--data-dir DIR] [--most-skipped N]
-python -m bnrnn.prepare coco_captions --weights FILE [--year 2017] [--data-dir DIR]
+python -m bnrnn.prepare cnn_qa --from DIR [--data-dir DIR] [--most-skipped N] [--num-proc N]
+python -m bnrnn.prepare coco_captions --weights FILE [--year 2017] [--data-dir DIR] [--num-proc N]
 """
 
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 from bnrnn.data.cnn_qa_prepare import MAX_SKIPPED, prepare_cnn_qa
 from bnrnn.data.coco_captions import prepare_coco_captions
 from bnrnn.data.mnist import prepare_mnist
+from bnrnn.data.prepared import NUM_PROC
 from bnrnn.data.ptb import prepare_ptb
 from bnrnn.data.text8 import prepare_text8
 from bnrnn.errors import BnrnnError, report_errors
@@ -30,15 +31,18 @@ def main() -> None:
     )
     parser.add_argument("--weights", type=Path, help="coco_captions: torchvision's Inception_v3 file")
     parser.add_argument("--year", type=int, default=2014, help="coco_captions: year of the annotations; default 2014")
+    parser.add_argument(
+        "--num-proc", type=int, default=NUM_PROC, help=f"cnn_qa, coco_captions: processes; default {NUM_PROC}"
+    )
     args = parser.parse_args()
     unknown = [name for name in args.names if name not in PREPARE]
     if unknown:
         raise BnrnnError(f"data set {', '.join(unknown)} is unknown: use {', '.join(PREPARE)}")
     for name in args.names or ["mnist", "ptb", "text8"]:
         if name == "cnn_qa":
-            prepare_cnn_qa(args.data_dir, args.source, args.most_skipped)
+            prepare_cnn_qa(args.data_dir, args.source, args.most_skipped, args.num_proc)
         elif name == "coco_captions":
-            prepare_coco_captions(args.data_dir, args.weights, args.year)
+            prepare_coco_captions(args.data_dir, args.weights, args.year, num_proc=args.num_proc)
         else:
             PREPARE[name](args.data_dir)
 

@@ -40,9 +40,7 @@ def features_of(folder: Path, weights: Path | None) -> tuple[list[Path], Float[T
         raise BnrnnError(f"{folder} has no image: expected files that end in {', '.join(ENDINGS)}")
     network = inception_v3(weights)
     with torch.no_grad():
-        return paths, torch.cat(
-            [network(images).half().float() for _, images in batches(paths)]
-        )  # rounded as in the stored features
+        return paths, torch.cat([network(images).half().float() for images in batches(paths)])  # rounded as stored
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -21,7 +21,8 @@ def options(group: str) -> list[str]:
 EXPERIMENTS = sorted(
     str(p.relative_to(CONF / "experiment").with_suffix("")) for p in (CONF / "experiment").rglob("*.yaml")
 )
-SIZES = {  # input, output, training steps
+SMALL = (50, 50, 100)  # input, output, training steps of data that SIZES does not have
+SIZES = {  # those that matter: as large as the papers' data, or with features of images
     "Digits": (1, 10, 64), "SequentialMNIST": (1, 10, 784),
     "PTBChar": (50, 50, 99), "Text8": (27, 27, 179), "PTBWord": (10_000, 10_000, 35),
     "CNNQA": (65_829, 65_829, 2000), "BAbI": (39, 39, 343), "IEERCloze": (5805, 5805, 210),
@@ -40,7 +41,7 @@ def cells(key: str) -> list[list[str]]:
 def build(cfg):
     """The model and the optimizer of a configuration, without memory for their weights."""
     names = ("input_size", "output_size", "t_max", "feature_size")
-    sizes = dict(zip(names, SIZES[cfg.data._target_.split(".")[-1]], strict=False))
+    sizes = dict(zip(names, SIZES.get(cfg.data._target_.split(".")[-1], SMALL), strict=False))
     with torch.device("meta"):
         model = instantiate(cfg.model, **sizes)
         return model, instantiate(cfg.optim)(model.parameters())

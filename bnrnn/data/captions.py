@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bnrnn.data.base import DataDefaults
+from bnrnn.data.prepared import list_values
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import END, IGNORE, START, Batch, Captioned, References
 
@@ -44,13 +45,24 @@ def vocabulary_of(captions: Iterable[str], least: int, most: int) -> list[str]:
     return [*SPECIAL, *common][:most]
 
 
+class ArrowFeatures:
+    """The column `features` of a `datasets.Dataset` as an array (N, F). Indexing reads from memory-mapped files."""
+
+    def __init__(self, images: Any) -> None:
+        self.images = images.select_columns(["features"]).with_format("arrow")
+        self.shape = (len(images), images.features["features"].length)
+
+    def __getitem__(self, rows: Sequence[int]) -> Float[np.ndarray, "B F"]:
+        return list_values(self.images[rows]["features"]).reshape(len(rows), -1)
+
+
 class CaptionData(DataDefaults):
     """Batches of single captions. An image occurs once in a pass for each of its captions.
 
     Args:
         images: the images of `train`, `valid` and `test`.
-        features: the features of all images (N, F); the array may be memory-mapped.
-        name: name of the data set in descriptions and error messages.
+        features: the features of all images (N, F); they may be memory-mapped.
+        name: name of the dataset in descriptions and error messages.
         least_count: words that occur less often in the training captions become UNK.
         vocabulary_size: maximum number of entries in the vocabulary, SPECIAL included.
 
@@ -63,7 +75,7 @@ class CaptionData(DataDefaults):
     def __init__(
         self,
         images: Mapping[str, Sequence[Image]],
-        features: Float[np.ndarray, "N F"],
+        features: Float[np.ndarray, "N F"] | ArrowFeatures,
         name: str,
         least_count: int = 4,
         vocabulary_size: int = 12_000,

@@ -5,9 +5,8 @@ and passes the file.
 """
 
 import hashlib
-import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,15 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from bnrnn.data.prepared import read_parts
 from bnrnn.data.vision import import_torchvision
 from bnrnn.errors import BnrnnError
-from bnrnn.files import write_json
 
 URL = "https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth"
 SHA256 = "0cc3c7bd"  # the first digits of the file's SHA-256, which are part of its name
 BATCH_SIZE = 32
+PART = 4 * BATCH_SIZE  # images whose features are lost if the preparation is interrupted
 SIZE = 2048
 THUMBNAIL = 160
 
@@ -66,61 +65,40 @@ def load_image(path: Path) -> Float[Tensor, "3 299 299"]:
         raise BnrnnError(f"{path} cannot be read as an image ({error}): fetch it again") from error
 
 
-def extract(
-    paths: Sequence[Path], network: Callable[[Tensor], Tensor], folder: Path, about: dict[str, Any],
-    device: torch.device,
-) -> None:  # fmt: skip
-    """Write `features.npy`, float16 of shape (N, SIZE), and `index.json` into a folder.
+def extract(files: Sequence[Path], network: nn.Module, parts: Path, name: str, num_proc: int) -> Any:
+    """The features of images as a `datasets.Dataset` in float16. Parts that exist are not computed again.
 
-    An interrupted extraction resumes if it was started with the same `about`, which names the images and the network.
-    Otherwise the extraction starts again.
+    Every process computes with one thread, or on the GPU, so that the number of processes does not change the result.
+
+    Args:
+        parts: folder of the parts.
+        name: name of the network.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    partial, progress = folder / "features.partial.npy", folder / "progress.json"
-    state = {"about": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), "done": 0}
-    if progress.exists() and partial.exists():
-        known = json.loads(progress.read_text())
-        state = known if known["about"] == state["about"] else state
-    mode = "r+" if state["done"] else "w+"
-    features = np.lib.format.open_memmap(partial, mode, np.float16, (len(paths), SIZE))
-    for start, images in batches(paths, state["done"]):
+    from datasets import Features, List, Value
+
+    features = Features(features=List(Value("float16"), length=SIZE))
+    read = partial(read_features, network=network)
+    return read_parts(files, PART, read, features, parts, f"{name} 1", num_proc, "features")
+
+
+def read_features(names: Sequence[str], network: nn.Module) -> dict[str, np.ndarray]:
+    """The features of these images, computed on the GPU if there is one."""
+    device = torch.device(
+        "cuda" if torch.cuda.is_available() else "cpu"
+    )  # in this process, because CUDA cannot be used after a fork
+    network, threads = network.to(device), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
         with torch.no_grad():
-            features[start : start + len(images)] = network(images.to(device)).cpu().half().numpy()
-        features.flush()
-        write_json(progress, {**state, "done": start + len(images)})
-    os.replace(partial, folder / "features.npy")
-    with (folder / "features.npy").open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    write_json(folder / "index.json", {**about, "sha256": digest})
-    progress.unlink()
+            found = [network(images.to(device)).cpu().half().numpy() for images in batches([Path(n) for n in names])]
+    finally:
+        torch.set_num_threads(threads)
+    return {"features": np.concatenate(found)}
 
 
-def load_extracted(folder: Path, remedy: str) -> tuple[Float[np.ndarray, "N F"], dict[str, Any]]:
-    """Memory-map the features (N, F) that `extract` wrote, verify their checksum, and return them with the index.
-
-    Raises BnrnnError, which ends with `remedy`, if a file is missing or damaged.
-    """
-    index, path = folder / "index.json", folder / "features.npy"
-    if not index.exists() or not path.exists():
-        raise BnrnnError(f"{index if path.exists() else path} is missing: {remedy}")
-    about = json.loads(index.read_text())
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != about["sha256"]:
-        raise BnrnnError(f"{path} is damaged: delete {folder} and {remedy}")
-    features = np.load(path, "r")
-    if len(features) != len(about["images"]):
-        raise BnrnnError(f"{path} has {len(features):,} rows for {len(about['images']):,} images: {remedy}")
-    return features, about
-
-
-def batches(paths: Sequence[Path], start: int = 0) -> Iterator[tuple[int, Float[Tensor, "B 3 299 299"]]]:
-    """Yield (index of its first image, batch of images) from image `start` on, and show a progress bar."""
-    with tqdm(total=len(paths), initial=start, unit=" images", desc="features", disable=None) as bar:
-        for n in range(start, len(paths), BATCH_SIZE):
-            images = torch.stack([load_image(path) for path in paths[n : n + BATCH_SIZE]])
-            yield n, images
-            bar.update(len(images))
+def batches(paths: Sequence[Path]) -> Iterator[Float[Tensor, "B 3 299 299"]]:
+    for n in range(0, len(paths), BATCH_SIZE):
+        yield torch.stack([load_image(path) for path in paths[n : n + BATCH_SIZE]])
 
 
 def thumbnail(file: Any) -> np.ndarray:

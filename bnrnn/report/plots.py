@@ -11,7 +11,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from torch import Tensor
 
 from bnrnn.config import label, sweep
 from bnrnn.metrics import axis_title
@@ -152,88 +151,6 @@ def draw_search(key: str, search: dict[str, Any], results_dir: Path, path: Path)
     ax.set(xscale="log", xlabel=search["x"], ylabel=axis_title(search["metric"]))
     ax.grid(alpha=0.25)
     ax.legend(frameon=False, fontsize=8)
-    save(fig, path)
-
-
-def draw_gradient_norms(log10: dict[str, Tensor], claim: dict[str, Any], path: Path) -> None:
-    """Fig. 1a: median over draws of log10 gradient norms (draws, T), one line per gamma; circles are the paper's."""
-    fig, ax = plt.subplots(figsize=(9, 5))
-    colors = plt.get_cmap("viridis")
-    for k, (gamma, values) in enumerate(log10.items()):
-        color = colors(k / len(log10))
-        ax.plot(values.quantile(0.5, dim=0), color=color, label=f"gamma {gamma}")
-        paper = claim["log10"][gamma]
-        ax.plot(claim["steps"][: len(paper)], paper, "o", color=color, markerfacecolor="none", markersize=5)
-    ax.set(xlabel="time step t", ylabel="log10 of |dloss / dh_t|", xlim=(0, 800), ylim=(-27, 1))
-    ax.set_title(
-        "Gradients through a batch-normalized tanh RNN: median of our draws (lines), the paper's one draw (circles)",
-        fontsize=10,
-    )
-    ax.grid(alpha=0.25)
-    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    save(fig, path)
-
-
-def draw_tanh_derivative(result: dict[str, Any], points: dict[str, dict[float, float]], path: Path) -> None:
-    """Fig. 1b: mean and quartiles of the derivative; exact values are open circles."""
-    fig, ax = plt.subplots(figsize=(6, 4.5))
-    ax.fill_between(result["sigma"], result["quartile_25"], result["quartile_75"], alpha=0.25, color=COLORS[0],
-                    linewidth=0, label="25th to 75th percentile")  # fmt: skip
-    ax.plot(result["sigma"], result["mean"], color=COLORS[0], label="mean of 1000 samples")
-    for k, exact in enumerate(points.values()):
-        ax.plot(list(exact), list(exact.values()), "o", color=COLORS[1], markerfacecolor="none",
-                label="exact integration" if k == 0 else None)  # fmt: skip
-    ax.set(xlabel="standard deviation of the input", ylabel="derivative of tanh", xlim=(0, 1.01), ylim=(0, 1.01))
-    ax.grid(alpha=0.25)
-    ax.legend(frameon=False, fontsize=8, loc="lower left")
-    save(fig, path)
-
-
-def draw_lengths(result: dict[str, Any], claim: dict[str, Any], path: Path) -> None:
-    """Fig. 3b: bits per character against the length of the segments; the paper's values are open circles."""
-    fig, ax = plt.subplots(figsize=(8, 4.5))
-    for color, (name, by_seed) in zip(COLORS, result["bpc"].items(), strict=False):
-        for values in by_seed.values():
-            ax.plot(result["lengths"], values, color=color, alpha=0.35, linewidth=0.8)
-        means = [mean(values) for values in zip(*by_seed.values(), strict=True)]
-        ax.plot(result["lengths"], means, color=color, linewidth=2, label=f"{name}, ours (n={len(by_seed)})")
-        ax.plot(
-            claim["lengths"], claim["points"][name], "o", color=color, markerfacecolor="none", label=f"{name}, paper"
-        )
-    ax.set(xlabel="symbols of a segment", ylabel="test bits per character")
-    ax.set_title(f"Ours after {result['updates']:,} updates, the paper's selected from 39,550", fontsize=10)
-    ax.grid(alpha=0.25)
-    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    save(fig, path)
-
-
-def draw_population_statistics(
-    statistics: dict[str, list[list[float]]], titles: dict[str, str], axes: dict[str, list[float]], path: Path
-) -> None:
-    """Fig. 5: one line per unit over time steps. Dashed lines mark the range of the paper's axis."""
-    fig, panels = plt.subplots(2, 2, figsize=(11, 7))
-    for ax, (name, units) in zip(panels.flat, statistics.items(), strict=True):
-        for unit in units:
-            ax.plot(unit, linewidth=0.8, alpha=0.8)
-        for limit in axes[name]:
-            ax.axhline(limit, color="black", linestyle="--", linewidth=0.8)
-        ax.set(xlabel="time step", title=titles[name])
-        ax.grid(alpha=0.25)
-    save(fig, path)
-
-
-def draw_attention(questions: list[dict[str, Any]], path: Path) -> None:
-    """One panel per question and one row per reader: the darker a word of the passage, the higher its attention."""
-    longest_passage = max(len(question["passage"]) for question in questions)
-    size = (2.5 + 0.3 * longest_passage, 2.4 * len(questions))
-    fig, panels = plt.subplots(len(questions), 1, figsize=size, squeeze=False)
-    for ax, question in zip(panels[:, 0], questions, strict=True):
-        readers = question["readers"]
-        ax.imshow([reader["attention"] for reader in readers.values()], cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        ax.set_xticks(range(len(question["passage"])), question["passage"], rotation=90, fontsize=8)
-        names = [f"{label('setting', setting)}: {reader['answer']}" for setting, reader in readers.items()]
-        ax.set_yticks(range(len(readers)), names, fontsize=8)
-        ax.set_title(f"{' '.join(question['question'])}  (right: {question['answer']})", fontsize=9, loc="left")
     save(fig, path)
 
 

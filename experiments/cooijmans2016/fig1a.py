@@ -11,6 +11,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from hydra.utils import instantiate
@@ -97,7 +98,24 @@ def render(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    plots.draw_gradient_norms(log10(result), load_claim(KEY), path)
+    """Plot the median over draws as one line per gamma; circles are the paper's points."""
+    claim = load_claim(KEY)
+    fig, ax = plt.subplots(figsize=(9, 5))
+    colors = plt.get_cmap("viridis")
+    norms = log10(result)
+    for k, (gamma, values) in enumerate(norms.items()):
+        color = colors(k / len(norms))
+        ax.plot(values.quantile(0.5, dim=0), color=color, label=f"gamma {gamma}")
+        paper = claim["log10"][gamma]
+        ax.plot(claim["steps"][: len(paper)], paper, "o", color=color, markerfacecolor="none", markersize=5)
+    ax.set(xlabel="time step t", ylabel="log10 of |dloss / dh_t|", xlim=(0, 800), ylim=(-27, 1))
+    ax.set_title(
+        "Gradients through a batch-normalized tanh RNN: median of our draws (lines), the paper's one draw (circles)",
+        fontsize=10,
+    )
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    plots.save(fig, path)
 
 
 def main() -> None:

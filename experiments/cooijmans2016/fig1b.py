@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 
 from bnrnn.errors import report_errors
@@ -74,7 +75,18 @@ def render(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    plots.draw_tanh_derivative(result, load_claim(KEY)["points"], path)
+    """Plot mean and quartiles of the derivative; open circles are exact values."""
+    fig, ax = plt.subplots(figsize=(6, 4.5))
+    ax.fill_between(result["sigma"], result["quartile_25"], result["quartile_75"], alpha=0.25, color=plots.COLORS[0],
+                    linewidth=0, label="25th to 75th percentile")  # fmt: skip
+    ax.plot(result["sigma"], result["mean"], color=plots.COLORS[0], label="mean of 1000 samples")
+    for k, exact in enumerate(load_claim(KEY)["points"].values()):
+        ax.plot(list(exact), list(exact.values()), "o", color=plots.COLORS[1], markerfacecolor="none",
+                label="exact integration" if k == 0 else None)  # fmt: skip
+    ax.set(xlabel="standard deviation of the input", ylabel="derivative of tanh", xlim=(0, 1.01), ylim=(0, 1.01))
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8, loc="lower left")
+    plots.save(fig, path)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 from hydra.utils import instantiate
 from torch import nn
@@ -111,7 +112,22 @@ def render(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    plots.draw_lengths(result, load_claim(KEY), path)
+    """Plot bits per character against the length of segments; open circles are the paper's values."""
+    claim = load_claim(KEY)
+    fig, ax = plt.subplots(figsize=(8, 4.5))
+    for color, (name, by_seed) in zip(plots.COLORS, result["bpc"].items(), strict=False):
+        for values in by_seed.values():
+            ax.plot(result["lengths"], values, color=color, alpha=0.35, linewidth=0.8)
+        means = [mean(values) for values in zip(*by_seed.values(), strict=True)]
+        ax.plot(result["lengths"], means, color=color, linewidth=2, label=f"{name}, ours (n={len(by_seed)})")
+        ax.plot(
+            claim["lengths"], claim["points"][name], "o", color=color, markerfacecolor="none", label=f"{name}, paper"
+        )
+    ax.set(xlabel="symbols of a segment", ylabel="test bits per character")
+    ax.set_title(f"Ours after {result['updates']:,} updates, the paper's selected from 39,550", fontsize=10)
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    plots.save(fig, path)
 
 
 def main() -> None:

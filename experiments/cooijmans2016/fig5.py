@@ -9,6 +9,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
@@ -70,7 +71,17 @@ def render(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    plots.draw_population_statistics(result["statistics"], TITLES, load_claim(KEY)["axes"], path)
+    """Plot one line per unit over time steps. Dashed lines mark the range of the paper's axis."""
+    axes = load_claim(KEY)["axes"]
+    fig, panels = plt.subplots(2, 2, figsize=(11, 7))
+    for ax, (name, units) in zip(panels.flat, result["statistics"].items(), strict=True):
+        for unit in units:
+            ax.plot(unit, linewidth=0.8, alpha=0.8)
+        for limit in axes[name]:
+            ax.axhline(limit, color="black", linestyle="--", linewidth=0.8)
+        ax.set(xlabel="time step", title=TITLES[name])
+        ax.grid(alpha=0.25)
+    plots.save(fig, path)
 
 
 def main() -> None:

@@ -3,8 +3,7 @@
 import csv
 import json
 import os
-from functools import partial
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from bnrnn.data.captions import UNK, CaptionData, Image, words_of
 from bnrnn.data.coco_captions import CocoCaptions, prepare_coco_captions
 from bnrnn.data.coco_mini import CocoMini
 from bnrnn.data.flickr8k import Flickr8k
-from bnrnn.data.image_features import extract
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import END, IGNORE, START
 from bnrnn.models.decoding import decode
@@ -201,12 +199,13 @@ def test_inception_with_random_weights_has_features_of_real_images(coco):
     network = nn.Sequential(inception, Times(1e6))  # with random weights, all features are tiny
     prepare_coco_captions(coco, None, network=network)
     data = CocoCaptions(str(coco), least_count=1)
-    assert data.features.shape == (24, 2048) and np.isfinite(data.features).all()
-    assert len(np.unique(data.features.astype(np.float32).round(4), axis=0)) == 24
+    features = data.features[range(24)].astype(np.float32)
+    assert data.features.shape == features.shape == (24, 2048) and np.isfinite(features).all()
+    assert len(np.unique(features.round(4), axis=0)) == 24
     path = coco / "coco" / data.images["train"][0].name
     with torch.no_grad():
         expected = network(image_features.load_image(path)[None])[0]
-    found = torch.from_numpy(data.features[data.images["train"][0].row].astype(np.float32))
+    found = torch.from_numpy(features[data.images["train"][0].row])
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-3)
 
 
@@ -219,8 +218,14 @@ def test_images_of_coco_are_divided_as_in_the_paper(coco):
     assert len({name for part in names.values() for name in part}) == 24
 
 
-def test_an_interrupted_extraction_resumes_with_the_next_images(coco, monkeypatch):
+class Doubled(Means):
+    def forward(self, images):
+        return 2 * super().forward(images)
+
+
+def test_an_interrupted_extraction_resumes_with_the_same_network_alone(coco, monkeypatch):
     monkeypatch.setattr(image_features, "BATCH_SIZE", 3)
+    monkeypatch.setattr(image_features, "PART", 3)
     seen, original = [], image_features.load_image
 
     def load(path):
@@ -232,37 +237,30 @@ def test_an_interrupted_extraction_resumes_with_the_next_images(coco, monkeypatc
     monkeypatch.setattr(image_features, "load_image", load)
     with pytest.raises(KeyboardInterrupt):
         prepare_coco_captions(coco, None, network=Means())
-    assert not (coco / "coco/prepared/index.json").exists()
+    assert not (coco / "coco/prepared").exists()
     before = list(seen)
     prepare_coco_captions(coco, None, network=Means())
     assert seen[len(before) :] == [*before[6:8], *seen[len(before) + 2 :]] and len(seen) == 8 + 18
-    whole = np.load(coco / "coco/prepared/features.npy")
-    (coco / "coco/prepared/index.json").unlink()
-    prepare_coco_captions(coco, None, network=Means())
-    assert np.array_equal(whole, np.load(coco / "coco/prepared/features.npy"))
+    assert sorted(p.name for p in (coco / "coco").iterdir()) == ["annotations", "prepared", "train2014", "val2014"]
+    resumed, features = (coco / "coco/prepared/checksums.json").read_text(), CocoCaptions(str(coco)).features[[3, 0]]
+    shutil.rmtree(coco / "coco/prepared")
+    prepare_coco_captions(coco, None, network=Means(), num_proc=2)
+    assert (coco / "coco/prepared/checksums.json").read_text() == resumed
 
-
-def test_an_extraction_of_other_images_or_by_another_network_starts_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_features, "BATCH_SIZE", 1)
-    monkeypatch.setattr(image_features, "load_image", lambda path: torch.full((3, 2, 2), float(path.name)))
-    paths, cpu = [Path(str(n)) for n in range(3)], torch.device("cpu")
-
-    def network(images, fails_at=None, factor=1.0):
-        if images[0, 0, 0, 0] == fails_at:
-            raise KeyboardInterrupt
-        return factor * images.mean((1, 2, 3))[:, None].expand(1, image_features.SIZE)
-
+    shutil.rmtree(coco / "coco/prepared")
+    del seen[:]
     with pytest.raises(KeyboardInterrupt):
-        extract(paths, partial(network, fails_at=2), tmp_path, {"images": "012", "network": "one"}, cpu)
-    extract(paths, partial(network, factor=5.0), tmp_path, {"images": "012", "network": "five"}, cpu)
-    assert np.load(tmp_path / "features.npy")[:, 0].tolist() == [0.0, 5.0, 10.0]
+        prepare_coco_captions(coco, None, network=Means())
+    prepare_coco_captions(coco, None, network=Doubled())
+    data = CocoCaptions(str(coco))
+    assert np.array_equal(data.features[[3, 0]], 2 * features) and "Doubled features" in data.description
 
 
 def test_what_is_wrong_with_coco_is_named(coco, tmp_path):
     folder = coco / "coco"
-    with pytest.raises(BnrnnError, match=r"index.json is missing|features.npy is missing"):
+    with pytest.raises(BnrnnError, match=r"coco/prepared is missing: run `python -m bnrnn.prepare coco_captions"):
         CocoCaptions(str(coco))
-    with pytest.raises(BnrnnError, match=r"Inception_v3's weights are needed: `python -m bnrnn.prepare coco"):
+    with pytest.raises(BnrnnError, match=r"Inception_v3's weights are needed: run `python -m bnrnn.prepare coco"):
         prepare_coco_captions(coco, None)
     with pytest.raises(BnrnnError, match=r"no.pth is missing: download it from https://download.pytorch.org"):
         prepare_coco_captions(coco, tmp_path / "no.pth")
@@ -279,14 +277,23 @@ def test_what_is_wrong_with_coco_is_named(coco, tmp_path):
         prepare_coco_captions(coco, None, network=Means())
     broken.write_bytes(good)
     prepare_coco_captions(coco, None, network=Means())
-    (folder / "annotations/captions_val2014.json").write_text(annotations(["COCO_val2014_0.jpg"]))
-    with pytest.raises(BnrnnError, match=r"prepared has the features of other images than .*annotations names: run"):
+    captions = folder / "annotations/captions_val2014.json"
+    good = captions.read_text()
+    captions.write_text(good.replace("A dog runs", "A cat runs"))
+    for use in (lambda: CocoCaptions(str(coco)), lambda: prepare_coco_captions(coco, None)):
+        with pytest.raises(BnrnnError, match=r"prepared was prepared from other files than those given. Delete it and"):
+            use()
+    captions.write_text(good)
+    path = folder / "prepared/val/data-00000-of-00001.arrow"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(BnrnnError, match=r"prepared is damaged: val/data-00000-of-00001.arrow. Delete it and run"):
         CocoCaptions(str(coco))
-    content = bytearray((folder / "prepared/features.npy").read_bytes())
-    content[-1] ^= 1
-    (folder / "prepared/features.npy").write_bytes(content)
-    with pytest.raises(BnrnnError, match=r"features.npy is damaged: delete .*prepared and run"):
-        CocoCaptions(str(coco))
+    shutil.rmtree(folder / "prepared")
+    (folder / "prepared").mkdir()
+    (folder / "prepared/index.json").write_text("{}")  # of the format before Arrow
+    for use in (lambda: CocoCaptions(str(coco)), lambda: prepare_coco_captions(coco, None)):
+        with pytest.raises(BnrnnError, match=r"prepared is damaged or was prepared by another version of bnrnn"):
+            use()
 
 
 DATA = os.environ.get("BNRNN_DATA")
@@ -321,8 +328,7 @@ def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatc
     printed = capsys.readouterr().out.splitlines()
     model, data = load_trained(run, str(coco))
     assert not model.training
-    names = json.loads((coco / "coco/prepared/index.json").read_text())["images"]
-    rows = [n for n, name in enumerate(names) if name.startswith("train2014/")]
+    rows = [image.row for image in data.images["train"] if image.name.startswith("train2014/")]
     expected = decode(model, torch.from_numpy(data.features[rows].astype(np.float32)), 3)
     assert printed == [f"COCO_train2014_{n}.jpg: {data.spell(found.ids)}" for n, found in enumerate(expected)]
     written = json.loads((coco / "out/captions.json").read_text())["captions"]
