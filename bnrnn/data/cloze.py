@@ -19,25 +19,27 @@ SPECIAL = ("<nil>", "<eos>", "<unk>", "<num>")  # ids 0 to 3
 NIL, UNK, NUM = 0, 2, 3
 SENTENCE_ENDS = frozenset(".!?")
 CLOSING = frozenset(("''", '"', "'", ")"))
-# Words that say nothing about which sentence answers a question.
+# Words that do not help to find the sentence that answers a question.
 STOP_WORDS = """a an and are as at be been but by for from had has have he her his how i in is it its not of on or 's
 said she that the their they this to was were what when where which who will with would you @placeholder"""
 STOPS = frozenset(STOP_WORDS.split())
 
 
 class Cloze(DataDefaults):
-    """Batches of questions, those of similar length together.
+    """Batches of questions whose passages have similar lengths.
 
-    A pass takes every question once, in an order of `bnrnn.data.base.by_length` of the passages.
+    A pass uses every question once; `bnrnn.data.base.by_length` forms the batches.
 
     Args:
-        splits: of `train`, `valid` and `test`, each a `datasets.Dataset` with a row for each question. Its columns are
+        splits: for `train`, `valid` and `test` a `datasets.Dataset` with a row for each question. Its columns are
             `passage` and `question`, lists of ids, and `answer`, an id.
-        vocabulary: the word of each id; those of `entities` stand together.
-        entities: ids from which an answer may be chosen.
-        permute_entities: whether every training batch gives the entities other names, drawn anew, so that nothing can
-            be learned about any of them.
-        name: which data these are, for people.
+        vocabulary: the word of each id.
+        entities: the ids of the entities, which are consecutive. An answer is one of them.
+        permute_entities: whether each training batch permutes the ids of the entities at random, so that a model
+            cannot learn anything about a single entity.
+        name: name of the dataset in descriptions and error messages.
+
+    Raises BnrnnError for a split with fewer than two questions.
     """
 
     metric = "error"
@@ -69,7 +71,7 @@ class Cloze(DataDefaults):
     def batches(
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
     ) -> Iterator[Batch]:
-        """One pass from batch `start` on. A generator shuffles, and permutes the entities if that is asked for."""
+        """One pass from batch `start` on. With a generator, questions are shuffled and entities may be permuted."""
         chosen = by_length(self.lengths[split], batch_size, generator)
         seeds = None if generator is None else torch.randint(2**62, (len(chosen),), generator=generator)
         for n in range(start, len(chosen)):
@@ -80,7 +82,7 @@ class Cloze(DataDefaults):
             yield self._batch(split, chosen[n], names)
 
     def select(self, split: str, chosen: Int[np.ndarray, " B"]) -> Batch:
-        """The questions at these places of a split."""
+        """One batch with the questions of a split at these indices."""
         return self._batch(split, chosen, torch.arange(len(self.vocabulary)))
 
     def _batch(self, split: str, chosen: Int[np.ndarray, " B"], names: Int[Tensor, " V"]) -> Batch:
@@ -111,7 +113,7 @@ class Cloze(DataDefaults):
 
 
 class Text(NamedTuple):
-    """One question in words, in lower case."""
+    """One question as words in lower case."""
 
     passage: list[str]
     question: list[str]
@@ -119,17 +121,17 @@ class Text(NamedTuple):
 
 
 def tokens(text: str) -> list[str]:
-    """Words, numbers, @entities and signs of running text, in lower case."""
+    """Split running text into words, numbers, @entities and punctuation marks, in lower case."""
     return re.findall(r"@\w+|[a-z0-9]+(?:[.,'-][a-z0-9]+)*|``|''|[^\sa-z0-9]", text.lower())
 
 
 def is_number(word: str) -> bool:
-    """Whether the word is one that becomes NUM: digits, and signs between them."""
+    """Whether the word becomes NUM: it begins with a digit and has no letters."""
     return word[:1].isdigit() and not any(character.isalpha() for character in word)
 
 
 def encode(texts: Iterable[Text], vocabulary: Sequence[str]) -> Any:
-    """A `datasets.Dataset` of the texts' ids, in memory; words that are not in the vocabulary are UNK."""
+    """The ids of the texts, as a `datasets.Dataset` in memory. Numbers become NUM, words outside the vocabulary UNK."""
     from datasets import Dataset  # slow to import
 
     index = {word: i for i, word in enumerate(vocabulary)}
@@ -142,7 +144,7 @@ def encode(texts: Iterable[Text], vocabulary: Sequence[str]) -> Any:
 
 
 def sentences(words: list[str]) -> list[list[str]]:
-    """Cut after `.`, `!` and `?`, with the quotation marks and brackets that close behind them."""
+    """Cut a text after `.`, `!` and `?`. Closing quotation marks and brackets stay with the sentence before them."""
     found, begin = [], 0
     for i, word in enumerate(words):
         follows = words[i + 1] if i + 1 < len(words) else None
@@ -154,7 +156,7 @@ def sentences(words: list[str]) -> list[list[str]]:
 
 
 def most_relevant(passage: list[str], question: list[str], count: int) -> list[tuple[list[str], bool]]:
-    """Every sentence, and whether it is one of the `count` that share most different words with the question (D19)."""
+    """Every sentence, and whether it is one of the `count` that share most distinct words with the question (D19)."""
     wanted = {word for word in question if word not in STOPS and any(c.isalnum() for c in word)}
     cut = sentences(passage)
     best = sorted(range(len(cut)), key=lambda n: -len(wanted.intersection(cut[n])))[:count]

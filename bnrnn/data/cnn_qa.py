@@ -1,4 +1,4 @@
-"""The CNN questions of Hermann et al. 2015 (arXiv:1506.03340), as `bnrnn.data.cnn_qa_prepare` prepares them."""
+"""The CNN questions of Hermann et al. 2015 (arXiv:1506.03340), read from what `bnrnn.data.cnn_qa_prepare` wrote."""
 
 import re
 from pathlib import Path
@@ -11,13 +11,19 @@ from bnrnn.errors import BnrnnError
 COUNTS = {"train": 380_298, "valid": 3_924, "test": 3_198}
 VARIANTS = ("full", "top4")
 COMMAND = "`python -m bnrnn.prepare cnn_qa --from DIR` (DIR has questions/training/*.question of Hermann et al. 2015)"
-VERSION = "CNN questions 1"  # of the prepared data: raise it when a preparation makes others of the same files
+VERSION = "CNN questions 1"  # of the prepared data: increase it when the preparation of the same files changes
 
 
 class CNNQA(Cloze):
-    """`variant`: "full" passages, or "top4", the four sentences of each most relevant to its question.
+    """The CNN questions, with whole or shortened passages.
 
-    Of those, the paper's had the answer to 57 % of the validation questions; the description says how many ours have.
+    Args:
+        variant: "full" keeps whole passages. "top4" keeps the four sentences that are most relevant to the question. In
+            the paper's version of "top4", 57 % of the validation passages contain the answer; `description` gives the
+            percentage of ours.
+        permute_entities: see Cloze.
+
+    Raises BnrnnError for an unknown variant and for files that are missing or damaged.
     """
 
     def __init__(self, data_dir: str, variant: str = "full", permute_entities: bool = True) -> None:

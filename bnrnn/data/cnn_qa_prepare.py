@@ -1,8 +1,10 @@
-"""Reads the .question files of Hermann et al. 2015 (arXiv:1506.03340) into Arrow datasets for `bnrnn.data.cnn_qa`.
+"""Converts the .question files of Hermann et al. 2015 (arXiv:1506.03340) to Arrow datasets for `bnrnn.data.cnn_qa`.
+
+A .question file has five sections, separated by empty lines:
 
     https://www.cnn.com/...
 
-    passage, one line, words and signs apart
+    passage, one line, words and punctuation marks separated by spaces
 
     question with one @placeholder
 
@@ -11,8 +13,8 @@
     @entity0:Some Name
     @entity3:Other Name
 
-The vocabulary is that of the reader released with Cooijmans et al. 2016: words in lower case, numbers as one word, and
-all that occurs more than once in training.
+The vocabulary follows the reader released with Cooijmans et al. 2016: words are in lower case, all numbers are one
+word, and words that occur only once in the training split are left out.
 """
 
 import re
@@ -33,14 +35,14 @@ from bnrnn.data.prepared import digest, read_parts, save_prepared
 from bnrnn.errors import BnrnnError
 from bnrnn.files import atomic_write
 
-SPLITS = {"train": "training", "valid": "validation", "test": "test"}  # ours, and their folders
-PART = 2000  # files that are read in one go, and lost if it is interrupted
-MAX_SKIPPED = 100  # malformed files
+SPLITS = {"train": "training", "valid": "validation", "test": "test"}  # our split, and the folder of the corpus
+PART = 2000  # files that are read together; an interrupted preparation reads at most so many again per process
+MAX_SKIPPED = 100  # largest number of malformed files that are left out
 WORDS = ("full", "top4", "question", "answer", "malformed")  # columns of what was read, words with spaces between
 
 
 class Malformed(ValueError):
-    """What is wrong with a .question file."""
+    """A malformed .question file; the message says what is wrong with it."""
 
 
 def parse(content: bytes) -> Text:
@@ -94,7 +96,7 @@ def _question_files(source: Path, theirs: str) -> list[Path]:
 
 
 def _read(files: Mapping[str, Sequence[Path]], folder: Path, most_skipped: int, num_proc: int) -> dict[str, Any]:
-    """The questions of each split in words. Raises BnrnnError for too many malformed files."""
+    """The questions of each split as words. Raises BnrnnError for too many malformed files."""
     from datasets import Features, Value
 
     features = Features(dict.fromkeys(WORDS, Value("string")))
@@ -122,7 +124,7 @@ def _too_many(skipped: list[str], most_skipped: int) -> BnrnnError:
 
 
 def read_questions(names: Sequence[str], most_skipped: int) -> dict[str, list[str]]:
-    """The questions in these files, words apart; of a malformed file the name and what is wrong, and no words."""
+    """The questions in these files, words separated by spaces. A malformed file has only its name and its error."""
     rows: dict[str, list[str]] = {column: [] for column in WORDS}
     for name in names:
         text, malformed = Text([], [], ""), ""
@@ -141,7 +143,7 @@ def read_questions(names: Sequence[str], most_skipped: int) -> dict[str, list[st
 
 
 def _encode(words: Mapping[str, Any], folder: Path, num_proc: int) -> dict[str, Any]:
-    """The questions of each split in the ids of one vocabulary, without malformed ones."""
+    """The questions of each split as ids of one vocabulary, without malformed files."""
     from datasets import ClassLabel, Features, List, Value
 
     names = [*SPECIAL, *vocabulary(_count(words["train"]))]
@@ -162,7 +164,7 @@ def _encode(words: Mapping[str, Any], folder: Path, num_proc: int) -> dict[str, 
 
 
 def _count(words: Any) -> Counter[str]:
-    """Occurrences of every word of passages, questions and answers."""
+    """The number of occurrences of every word in passages, questions and answers."""
     counts: Counter[str] = Counter()
     for rows in tqdm(words.iter(1000), "counting words", -(-len(words) // 1000), disable=None):
         for text in chain(rows["full"], rows["question"], rows["answer"]):
@@ -171,7 +173,7 @@ def _count(words: Any) -> Counter[str]:
 
 
 def vocabulary(counts: Mapping[str, int]) -> list[str]:
-    """Words that occur more than once and are no numbers: entities by number, then the others, most frequent first."""
+    """Words that occur more than once and are not numbers: entities by number, then others, most frequent first."""
     common = [word for word, count in counts.items() if count > 1 and not is_number(word) and word not in SPECIAL]
     entities = [word for word in common if re.fullmatch(r"@entity\d+", word)]
     others = set(common).difference(entities)
@@ -182,7 +184,7 @@ def vocabulary(counts: Mapping[str, int]) -> list[str]:
 
 
 class Ids(dict[str, int]):
-    """The id of a word: its own if it has one, else that of numbers or of unknown words."""
+    """The id of a word: its own if it is in the vocabulary, else NUM or UNK."""
 
     def __missing__(self, word: str) -> int:
         self[word] = NUM if is_number(word) else UNK

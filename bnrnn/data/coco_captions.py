@@ -1,4 +1,4 @@
-"""COCO captions (Lin et al. 2014, Chen et al. 2015), divided as in Zhang et al. 2017, with Inception_v3 features."""
+"""COCO captions (Lin et al. 2014, Chen et al. 2015) with Inception_v3 features, split as in Zhang et al. 2017."""
 
 import shutil
 from pathlib import Path
@@ -13,12 +13,12 @@ from bnrnn.data.prepared import load_prepared, save_prepared
 from bnrnn.errors import BnrnnError
 
 COMMAND = "`python -m bnrnn.prepare coco_captions --weights FILE --year YEAR --data-dir DIR`"
-SPLITS = ("train", "val")  # COCO's
+SPLITS = ("train", "val")  # the names of COCO
 VERSION = "COCO captions 1"
 
 
 class CocoCaptions(CaptionData):
-    """All training images and 85 % of the validation images train; 5 % validate, 10 % test (Z10).
+    """`train` has COCO's training images and 85 % of its validation images; `valid` has 5 % of them, `test` 10 % (Z10).
 
     Reads `<data_dir>/coco/prepared/`, an Arrow dataset with a row for each image, and checks that it was prepared from
     `<data_dir>/coco/annotations/captions_{train,val}<year>.json`.
@@ -39,7 +39,7 @@ class CocoCaptions(CaptionData):
 
 
 def load_images(folder: Path, year: int) -> Any:
-    """The prepared images as a `datasets.DatasetDict`. Raises BnrnnError if they are of other annotations."""
+    """The prepared images as a `datasets.DatasetDict`. Raises BnrnnError if other annotations were used."""
     return load_prepared(folder / "prepared", VERSION, COMMAND, _digest(_annotations(folder, year)))
 
 
@@ -48,8 +48,12 @@ def prepare_coco_captions(
 ) -> None:
     """Store the captions and features of all images that have captions in `<data_dir>/coco/prepared/`.
 
-    Images are in `<data_dir>/coco/{train,val}<year>/`. `network` stands in for Inception_v3 with the given weights.
-    `num_proc` processes compute features. An interrupted preparation resumes, with any number of them.
+    Reads the images in `<data_dir>/coco/{train,val}<year>/`. An interrupted preparation resumes where it stopped, with
+    any number of processes. Raises BnrnnError if an image or the weights are missing.
+
+    Args:
+        network: used instead of Inception_v3 with the given weights, for tests.
+        num_proc: number of processes that compute features.
     """
     folder = data_dir / "coco"
     if (folder / "prepared").exists():

@@ -1,7 +1,7 @@
-"""Features of images by a network that is not trained here: Inception_v3 (Szegedy et al. 2016), 2,048 an image.
+"""Image features from a pretrained Inception_v3 (Szegedy et al. 2016): 2,048 features per image.
 
-Its weights are torchvision's, https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth, downloaded by hand
-and given as a file.
+The user downloads torchvision's weights, https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth, by hand
+and passes the file.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from bnrnn.data.vision import import_torchvision
 from bnrnn.errors import BnrnnError
 
 URL = "https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth"
-SHA256 = "0cc3c7bd"  # how the file's begins, as its name says
+SHA256 = "0cc3c7bd"  # the first digits of the file's SHA-256, which are part of its name
 BATCH_SIZE = 32
 PART = 4 * BATCH_SIZE  # images whose features are lost if the preparation is interrupted
 SIZE = 2048
@@ -28,9 +28,12 @@ THUMBNAIL = 160
 
 
 def inception_v3(weights: Path | None) -> nn.Module:
-    """The network up to its pooled features; with weights that are random where none are given.
+    """Inception_v3 without its last layer, so that it returns the pooled features (B, 2048), in evaluation mode.
 
-    Raises BnrnnError for a file that is missing or another.
+    Args:
+        weights: torchvision's weight file. None keeps the random initial weights, for tests.
+
+    Raises BnrnnError if the file is missing or has another checksum.
     """
     models = import_torchvision().models
     network = models.inception_v3(weights=None, aux_logits=True, init_weights=False, transform_input=True)
@@ -46,7 +49,10 @@ def inception_v3(weights: Path | None) -> nn.Module:
 
 
 def load_image(path: Path) -> Float[Tensor, "3 299 299"]:
-    """An image as Inception_v3 wants it: shorter side 342, the middle 299 x 299, normalized. Raises BnrnnError."""
+    """Load an image, scale its shorter side to 342 pixels, crop the central 299 x 299 and normalize the colors.
+
+    Raises BnrnnError if the file is missing or is not a readable image.
+    """
     from PIL import Image
 
     transform = import_torchvision().models.Inception_V3_Weights.IMAGENET1K_V1.transforms()
@@ -56,14 +62,17 @@ def load_image(path: Path) -> Float[Tensor, "3 299 299"]:
     except FileNotFoundError as error:
         raise BnrnnError(f"{path} is missing") from error
     except (OSError, ValueError, SyntaxError) as error:
-        raise BnrnnError(f"{path} is no image that can be read ({error}): fetch it again") from error
+        raise BnrnnError(f"{path} cannot be read as an image ({error}): fetch it again") from error
 
 
 def extract(files: Sequence[Path], network: nn.Module, parts: Path, name: str, num_proc: int) -> Any:
-    """A `datasets.Dataset` of the features of images, in float16; parts that are there are not computed again.
+    """The features of images as a `datasets.Dataset` in float16. Parts that exist are not computed again.
 
-    Every process computes with one thread, or on the GPU, so that their number does not change the result. `name`: of
-    the network.
+    Every process computes with one thread, or on the GPU, so that the number of processes does not change the result.
+
+    Args:
+        parts: folder of the parts.
+        name: name of the network.
     """
     from datasets import Features, List, Value
 
@@ -73,8 +82,10 @@ def extract(files: Sequence[Path], network: nn.Module, parts: Path, name: str, n
 
 
 def read_features(names: Sequence[str], network: nn.Module) -> dict[str, np.ndarray]:
-    """The features of these images, by the network on the GPU if there is one."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # asked here: CUDA does not survive a fork
+    """The features of these images, computed on the GPU if there is one."""
+    device = torch.device(
+        "cuda" if torch.cuda.is_available() else "cpu"
+    )  # in this process, because CUDA cannot be used after a fork
     network, threads = network.to(device), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -91,7 +102,7 @@ def batches(paths: Sequence[Path]) -> Iterator[Float[Tensor, "B 3 299 299"]]:
 
 
 def thumbnail(file: Any) -> np.ndarray:
-    """A small copy of the image in a file, of THUMBNAIL pixels on its longer side."""
+    """A small copy (height, width, 3) of the image in a file. Its longer side has at most THUMBNAIL pixels."""
     from PIL import Image
 
     with Image.open(file) as image:

@@ -1,7 +1,8 @@
-"""Prepared data as Arrow datasets of Hugging Face `datasets`: read in parallel, resumable, memory-mapped when loaded.
+"""Prepared data as Arrow datasets of Hugging Face `datasets`. Preparing is parallel and can be resumed.
 
-A prepared folder is a saved `datasets.DatasetDict` and a file `checksums.json`: version, digest of the sources, and the
-SHA-256 of every other file. `datasets` is imported inside of functions because that takes seconds.
+A prepared folder has a saved `datasets.DatasetDict`, which is memory-mapped when it is loaded, and a file
+`checksums.json` with the version, a digest of the sources, and the SHA-256 of every other file. Functions import
+`datasets` themselves, because importing it takes seconds.
 """
 
 import hashlib
@@ -21,17 +22,21 @@ from bnrnn.errors import BnrnnError
 from bnrnn.files import write_json
 
 CHECKSUMS = "checksums.json"
-NUM_PROC = min(8, os.cpu_count() or 1)  # processes of the commands; more may fill the memory of a GPU
+NUM_PROC = min(8, os.cpu_count() or 1)  # default number of processes; more could fill the memory of a GPU
 
 
 def read_parts(
     files: Sequence[Path], size: int, read: Callable[[list[str]], Mapping[str, Any]], features: Any, folder: Path,
     version: str, num_proc: int, desc: str,
 ) -> Any:  # fmt: skip
-    """A `datasets.Dataset` of the rows, with these `features`, that `read` makes of the files, in their order.
+    """Call `read` on batches of files in parallel, and return its rows, in the order of the files, as a Dataset.
 
-    Each `size` files become an Arrow file in `folder` as soon as they are read. A later call, with any number of
-    processes, reads only the files whose part is missing: see `digest`.
+    Args:
+        size: number of files in a batch. Its rows are stored at once as an Arrow file in `folder`; a later call, with
+            any number of processes, reads only batches that are not stored (see `digest`).
+        features: the columns of the rows and their types.
+        version: part of the name of a stored batch; increase it when `read` changes.
+        desc: label of the progress bar.
     """
     from datasets import Dataset, concatenate_datasets
 
@@ -55,7 +60,9 @@ def read_parts(
 def _write_part(row: Mapping[str, Any], read: Callable[[list[str]], Mapping[str, Any]], features: Any) -> None:
     from datasets.arrow_writer import ArrowWriter
 
-    unfinished = Path(row["part"]).with_suffix(f".{os.getpid()}")  # a process of a killed command may still write one
+    unfinished = Path(row["part"]).with_suffix(
+        f".{os.getpid()}"
+    )  # a process of a killed command may still write its own
     with ArrowWriter(path=str(unfinished), features=features, fingerprint=Path(row["part"]).stem) as writer:
         writer.write_batch(dict(read(row["files"])))
         writer.finalize()
@@ -63,18 +70,18 @@ def _write_part(row: Mapping[str, Any], read: Callable[[list[str]], Mapping[str,
 
 
 def digest(files: Sequence[Path], version: str) -> str:
-    """Of the names, sizes and times of files, and of the version of what is made of them."""
+    """A digest of the names, sizes and modification times of files, and of a version."""
     stats = [(path.name, stat.st_size, stat.st_mtime_ns) for path in files for stat in (path.stat(),)]
     return sha256(repr((version, stats)).encode())
 
 
 def save_prepared(folder: Path, splits: Any, version: str, sources: str) -> None:
-    """Save datasets, by split, as a prepared folder, which appears when it is complete."""
+    """Save the datasets of the splits as a prepared folder, which appears only when it is complete."""
     from datasets import DatasetDict
 
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    splits = DatasetDict(splits).with_format(None)  # several processes leave another format than one
+    splits = DatasetDict(splits).with_format(None)  # the format depends on the number of processes
     splits.save_to_disk(unfinished)
     about = {"version": version, "sources": sources, "sha256": _checksums(unfinished)}
     write_json(unfinished / CHECKSUMS, about)
@@ -82,7 +89,7 @@ def save_prepared(folder: Path, splits: Any, version: str, sources: str) -> None
 
 
 def load_prepared(folder: Path, version: str, command: str, sources: str | None = None) -> Any:
-    """The `datasets.DatasetDict` of a prepared folder, memory-mapped, its files verified.
+    """Verify the files of a prepared folder and memory-map them as a `datasets.DatasetDict`.
 
     Raises BnrnnError, with the `command` that prepares it, for a folder that is missing, damaged, of another version,
     or prepared from other `sources` if these are given.
@@ -90,7 +97,7 @@ def load_prepared(folder: Path, version: str, command: str, sources: str | None 
     from datasets import DatasetDict
 
     if not folder.exists():
-        raise BnrnnError(f"{folder} is missing: run {command}, or set BNRNN_DATA to the folder of your data sets")
+        raise BnrnnError(f"{folder} is missing: run {command}, or set BNRNN_DATA to the folder of your datasets")
     try:
         known = json.loads((folder / CHECKSUMS).read_text())
     except (OSError, ValueError):

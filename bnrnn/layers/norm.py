@@ -1,7 +1,7 @@
 """Batch normalization of sequences with separate statistics at every time step.
 
-Cooijmans et al. 2016 (arXiv:1603.09025), section 3: minibatch statistics in training, population statistics in
-evaluation, both per time step, because the activations just after the start differ from those later on.
+Cooijmans et al. 2016 (arXiv:1603.09025), section 3: training uses minibatch statistics, evaluation uses population
+statistics. Both are kept per time step, because activations in the first steps differ from those in later steps.
 """
 
 import math
@@ -18,7 +18,7 @@ from bnrnn.scan import linear, normalize_over_time, normalize_sequence
 
 
 def check_batch(size: int) -> None:
-    """Raise BnrnnError where a batch has no variance to normalize with."""
+    """Raise BnrnnError for a batch of fewer than two sequences, which has no variance to normalize with."""
     if size < 2:
         raise BnrnnError(
             f"batch statistics need at least 2 sequences, got a batch of {size}: use a larger batch, drop an "
@@ -30,16 +30,17 @@ class SequenceBatchNorm(nn.Module):
     """Batch normalization over the batch axis, separately at every time step; gamma and beta are shared over time.
 
     Args:
-        num_features: F.
-        t_max: time steps with population statistics of their own; later steps use the last (as the paper). None is
-            sequence-wise normalization: one mean and one variance over batch and time, of unpadded steps alone
-            (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21).
-        gamma_init: initial scale. Cooijmans et al. use 0.1, so that tanh is fed the range where gradients survive.
+        num_features: F, the number of features.
+        t_max: number of time steps that have their own population statistics; later steps use the last ones, as in the
+            paper. None selects sequence-wise normalization: one mean and one variance over batch and time, without
+            padding (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21).
+        gamma_init: initial gamma. Cooijmans et al. use 0.1, which keeps the input of tanh in the range where gradients
+            do not vanish.
         eps: added to the variance.
         beta: whether there is a trainable shift.
 
-    Buffers `pop_mean`, `pop_var` of shape (t_max, F), or (1, F), are NaN until `estimate_population_statistics` fills
-    them.
+    The buffers `pop_mean` and `pop_var` have shape (t_max, F), or (1, F) for sequence-wise normalization. They are NaN
+    until `estimate_population_statistics` fills them. Raises BnrnnError for t_max below 1.
     """
 
     pop_mean: Tensor
@@ -56,7 +57,7 @@ class SequenceBatchNorm(nn.Module):
         self.beta = nn.Parameter(torch.zeros(num_features)) if beta else None
         self.register_buffer("pop_mean", torch.full((self.t_max, num_features), torch.nan))
         self.register_buffer("pop_var", torch.full((self.t_max, num_features), torch.nan))
-        self.use_batch_statistics = False  # in evaluation; see `batch_statistics`
+        self.use_batch_statistics = False  # whether evaluation uses them; see `batch_statistics`
         self.average: PopulationAverage | None = None  # set while population statistics are estimated
 
     @property
@@ -65,16 +66,17 @@ class SequenceBatchNorm(nn.Module):
 
     @property
     def uses_batch(self) -> bool:
-        """Whether the statistics of the batch at hand are used."""
+        """Whether the layer normalizes with the statistics of the current batch."""
         return self.training or self.use_batch_statistics or self.collecting
 
     def population(self, t_start: int, num_steps: int) -> tuple[Tensor, Tensor] | None:
-        """Means and variances (num_steps, F) to normalize with from step t_start on; None: use those of the batch.
+        """The population means and variances (num_steps, F) from step t_start on, or None if batch statistics are used.
 
-        Raises BnrnnError in evaluation before the statistics were estimated.
+        In training this also invalidates the stored estimates. Raises BnrnnError in evaluation if no statistics were
+        estimated since the last training step.
         """
         if self.training:
-            self.pop_var.fill_(torch.nan)  # the weights are about to change, so earlier estimates no longer hold
+            self.pop_var.fill_(torch.nan)  # the coming update changes the weights, so earlier estimates become invalid
             return None
         if self.uses_batch:
             return None
@@ -94,7 +96,7 @@ class SequenceBatchNorm(nn.Module):
     def collect(
         self, t_start: int, mean: Tensor | None, var: Tensor | None, batch_sizes: list[int] | None = None
     ) -> None:
-        """Count the statistics (T, F) of one batch from step t_start on, while the estimate is being made."""
+        """Add the statistics (T, F) of one batch, from step t_start on, to the running estimate, if there is one."""
         if self.average is not None and mean is not None and var is not None:
             self.average.add(t_start, mean, var, batch_sizes)
 
@@ -105,10 +107,12 @@ class SequenceBatchNorm(nn.Module):
         shift: Float[Tensor, " F"] | None = None,
         batch_sizes: list[int] | None = None,
     ) -> Float[Tensor, "T B F"]:
-        """Normalize a whole sequence that begins at step t_start; `shift` is added as a beta from outside would be.
+        """Normalize a whole sequence that begins at step t_start.
 
-        Of a padded batch, longest first, only the first batch_sizes[t] rows of step t count; what stands in the others'
-        places afterwards has no meaning.
+        Args:
+            shift: added instead of this module's beta, for a layer whose bias takes the place of beta.
+            batch_sizes: for a padded batch, longest sequence first: only the first batch_sizes[t] rows of step t are
+                normalized and counted. The values of the other rows are undefined.
         """
         if self.over_time:
             size = sum(batch_sizes) if batch_sizes else x.shape[0] * x.shape[1]
@@ -129,10 +133,10 @@ class SequenceBatchNorm(nn.Module):
     def before_scan(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, t_start: int, batch_sizes: list[int] | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]:
-        """(x, weight, gamma, bias, population) for a scan that forms x W^T and normalizes it step by step.
+        """Return (x, weight, gamma, bias, population), the arguments of a scan that computes and normalizes x W^T.
 
-        Sequence-wise normalization is applied here, before the scan: then x is the normalized product with the bias
-        added, and the others are None.
+        Sequence-wise normalization is applied here, before the scan. Then the returned x is the normalized product plus
+        bias, and the other four are None.
         """
         if self.over_time:
             x_proj = linear(x, weight)  # (T, B, F)
@@ -141,7 +145,7 @@ class SequenceBatchNorm(nn.Module):
 
 
 class PopulationAverage:
-    """Equal-weight average over batches of their means and variances, at each time step."""
+    """Averages the means and the variances of batches at each time step. All batches have the same weight."""
 
     def __init__(self, norm: SequenceBatchNorm) -> None:
         self.mean = torch.zeros_like(norm.pop_mean, dtype=torch.float64)
@@ -155,9 +159,9 @@ class PopulationAverage:
         var: Float[Tensor, "T F"],
         batch_sizes: list[int] | None = None,
     ) -> None:
-        """Count one batch from step t_start on.
+        """Add the statistics of one batch, from step t_start on.
 
-        Steps beyond t_max are left out, and those with a single sequence, whose variance says nothing.
+        Steps beyond t_max are ignored, and steps with a single sequence, because its variance is always 0.
         """
         kept = len(self.mean[t_start : t_start + len(mean)])
         if batch_sizes is not None:
@@ -168,10 +172,13 @@ class PopulationAverage:
         self.count[steps] += 1
 
     def write(self, norm: SequenceBatchNorm) -> None:
-        """Store the averages; steps that no sequence reached repeat the last one that was."""
+        """Store the averages in the module. Steps that no sequence reached get the statistics of the last reached step.
+
+        Raises BnrnnError if no batch was added.
+        """
         num_seen = int((self.count > 0).sum())
         if num_seen == 0:
-            raise BnrnnError("no batch was given to estimate population statistics from")
+            raise BnrnnError("estimating population statistics needs at least one batch of training inputs, got none")
         t = torch.arange(norm.t_max, device=self.mean.device).clamp_max(num_seen - 1)
         norm.pop_mean.copy_((self.mean / self.count)[t])
         norm.pop_var.copy_((self.var / self.count)[t])
@@ -182,18 +189,21 @@ def _norms(model: nn.Module) -> list[SequenceBatchNorm]:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether batch and population statistics differ for this model."""
+    """Whether the model has batch normalization, so that batch and population statistics give different outputs."""
     return bool(_norms(model))
 
 
 def has_step_statistics(model: nn.Module) -> bool:
-    """Whether the model normalizes with statistics per time step, which can then be averaged over time."""
+    """Whether the model has statistics for each time step; these can be averaged over time (`shared_statistics`)."""
     return any(not norm.over_time for norm in _norms(model))
 
 
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Inside, `model.eval()` normalizes with the statistics of the batch at hand and leaves everything unchanged."""
+    """Context manager in which a model in evaluation mode normalizes with the statistics of the current batch.
+
+    The population statistics are not changed.
+    """
     norms = _norms(model)
     for norm in norms:
         norm.use_batch_statistics = True
@@ -206,7 +216,7 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def shared_statistics(model: nn.Module) -> Iterator[None]:
-    """Inside, population statistics are the same at every time step: the average of those of all steps."""
+    """Context manager in which all time steps use the same population statistics: the average over the steps."""
     norms = _norms(model)
     kept = [(norm.pop_mean.clone(), norm.pop_var.clone()) for norm in norms]
     for norm in norms:
@@ -221,12 +231,13 @@ def shared_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def estimated_together(model: nn.Module) -> list[list[SequenceBatchNorm]]:
-    """The norms of the model by the pass over the training set that their population statistics are from.
+    """Group the norms by the training-set pass that estimates them.
 
-    One pass for all, and where some normalize sequence by sequence and some step by step, a second one for the latter.
-    A sequence-wise normalization shifts words that are the same in all sequences from batch to batch. The first step
-    after it takes that away again within each batch, divides by almost nothing and sees no variance; with population
-    statistics of both from one pass the rest of the shift would be divided by the same.
+    One pass estimates all norms. A model that has sequence-wise and step-wise norms needs a second pass for the
+    step-wise ones. Reason: in each batch, sequence-wise normalization shifts a token that is the same in all sequences
+    by a different amount. At the step of this token the following step-wise norm sees almost no variance within a
+    batch. If its statistics came from the first pass, evaluation would divide the remaining shift by this tiny
+    deviation.
     """
     norms = _norms(model)
     steps = [norm for norm in norms if not norm.over_time]
@@ -235,16 +246,20 @@ def estimated_together(model: nn.Module) -> list[list[SequenceBatchNorm]]:
 
 @torch.no_grad()
 def estimate_population_statistics(model: nn.Module, inputs: Iterable[Any]) -> None:
-    """Fill every `pop_mean` and `pop_var` of the model from an exact pass over `inputs` (the training set).
+    """Fill every `pop_mean` and `pop_var` of the model from a pass over `inputs`, the training set.
 
-    Cooijmans et al. 2016, section 3: the average over minibatches of their estimates, per time step. The model runs in
-    evaluation mode (no dropout) with batch statistics, and is left in the mode it was in. Models that normalize both
-    sequence by sequence and step by step need two passes (`estimated_together`). Raises BnrnnError where there is no
-    batch, or `inputs` cannot be gone through twice for such a model.
+    As in Cooijmans et al. 2016, section 3, they are the averages of the minibatch statistics at each time step. The
+    model runs in evaluation mode, hence without dropout, but with batch statistics; afterwards it is in the mode that
+    it was in before. Models with both sequence-wise and step-wise norms need two passes (`estimated_together`).
+
+    Args:
+        inputs: batches, each of which is passed to the model as its only argument.
+
+    Raises BnrnnError if there is no batch, or if such a model gets an iterator, which allows one pass only.
     """
     groups = estimated_together(model)
     if len(groups) > 1 and iter(inputs) is inputs:
-        raise BnrnnError("population statistics of this model take two passes: give a list, not an iterator")
+        raise BnrnnError("population statistics of this model need two passes: pass a list of batches, not an iterator")
     for norms in groups:
         with collecting_statistics(model, norms):
             for x in inputs:
@@ -253,7 +268,10 @@ def estimate_population_statistics(model: nn.Module, inputs: Iterable[Any]) -> N
 
 @contextmanager
 def collecting_statistics(model: nn.Module, norms: list[SequenceBatchNorm]) -> Iterator[None]:
-    """`estimate_population_statistics` of these norms for batches that the caller feeds, such as those with a state."""
+    """Context manager that estimates the population statistics of these norms from the batches run inside it.
+
+    Callers use it instead of `estimate_population_statistics` if they carry a state from batch to batch.
+    """
     was_training = model.training
     model.eval()
     for norm in norms:

@@ -1,4 +1,4 @@
-"""Several layers, both directions and sequences of different lengths; `LSTM` takes the place of torch.nn.LSTM."""
+"""Stacks of recurrent layers, with two directions and padded batches. `LSTM` replaces torch.nn.LSTM."""
 
 import warnings
 from collections.abc import Callable
@@ -21,19 +21,21 @@ NORMS = {"batch": BNLSTM, "input_batch": InputBNLSTM}
 
 
 class Stack(nn.Module):
-    """Layers of any kind on top of each other: `y, state = stack(x, state=None, t_start=0, lengths=None)`.
+    """A stack of recurrent layers of any kind: `y, state = stack(x, state=None, t_start=0, lengths=None)`.
 
-    x is (T, B, I), or (T, B) integers that stand for one-hot rows of I; y is (T, B, D H) with D = 2 if bidirectional
-    and 1 if not. The state is a tuple of (num_layers D, B, H) each, zeros if not given, in torch.nn.LSTM's order:
-    forward and backward direction of the lowest layer first.
+    x is (T, B, I), or (T, B) integer ids, each of which stands for a one-hot vector of size I. y is (T, B, D H), where
+    D is the number of directions, 2 if bidirectional. The state is a tuple of (num_layers D, B, H) tensors; None means
+    zeros. Its order is that of torch.nn.LSTM: the forward and the backward direction of the lowest layer come first.
 
     Args:
         layer: builds one layer of one direction from (input_size, hidden_size, t_max=...).
-        dropout: probability with which outputs of all layers but the last are dropped in training.
-        t_max: handed to every layer.
+        dropout: probability with which an output of a layer is set to 0 in training, for all layers but the last.
+        t_max: passed to every layer.
+
+    Raises BnrnnError for sizes below 1 and for a dropout outside 0 ... 1.
     """
 
-    checks_finite = True  # not where x is what a model has learned, whose NaN is a divergence and no bad input
+    checks_finite = True  # models turn it off for learned embeddings: a NaN there means divergence, not bad input
 
     def __init__(
         self,
@@ -50,9 +52,9 @@ class Stack(nn.Module):
             if size < 1:
                 raise BnrnnError(f"{name} must be at least 1, got {size}")
         if not 0 <= dropout <= 1:
-            raise BnrnnError(f"dropout is the probability of a zero, between 0 and 1, got {dropout}")
+            raise BnrnnError(f"dropout, the probability of setting an output to 0, must be in 0 ... 1, got {dropout}")
         if dropout and num_layers == 1:
-            warnings.warn("dropout acts between layers, and there is one layer alone", stacklevel=3)
+            warnings.warn("dropout has no effect: it acts between layers, and num_layers is 1", stacklevel=3)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bidirectional, self.dropout = bidirectional, dropout
         self.num_directions = 2 if bidirectional else 1
@@ -61,7 +63,7 @@ class Stack(nn.Module):
         self.state_names = layers[0].state_names
         self.layers = nn.ModuleList(layers)
         for single in layers:
-            single.checks_finite = False  # here instead: in the order given, and no error where training diverges
+            single.checks_finite = False  # the stack checks its own input; a later NaN means that training diverged
 
     def forward(
         self,
@@ -73,11 +75,13 @@ class Stack(nn.Module):
         """Run x through all layers.
 
         Args:
-            t_start: steps already seen, where a sequence is fed in pieces; a bidirectional stack needs it whole.
-            lengths: unpadded steps of each sequence (B,), in any order; None: all T. What stands in the padding does
-                not matter, y is 0 there, and the state returned is that after each sequence's own last step.
+            t_start: number of steps already processed, if a sequence is processed in pieces. A bidirectional stack
+                needs the whole sequence at once.
+            lengths: number of steps of each sequence (B,) without padding, in any order; None means T for all. The
+                values in the padding are ignored, and y is 0 there. The returned state of a sequence is the one after
+                its own last step.
 
-        Raises BnrnnError for a state or lengths that do not fit x, and for t_start in a bidirectional stack.
+        Raises BnrnnError if the state or lengths do not match x, and for t_start in a bidirectional stack.
         """
         if t_start and self.bidirectional:
             raise BnrnnError(f"t_start={t_start}: a bidirectional stack needs the whole sequence at once")
@@ -93,7 +97,7 @@ class Stack(nn.Module):
         order = lengths.argsort(descending=True, stable=True)
         lengths = lengths[order]
         given, back = order.to(x.device), order.argsort().to(x.device)
-        # Or a NaN there would reach the gradients of the weights, as 0 times NaN.
+        # Clear the padding: the gradients of the weights would otherwise include 0 times a NaN there.
         x = x.masked_fill(padding if x.dim() == 2 else padding[..., None], 0)
         self._check_values(x)
         state = tuple(s.index_select(1, given) for s in state)
@@ -102,9 +106,9 @@ class Stack(nn.Module):
         return y.masked_fill(padding[..., None], 0), tuple(s.index_select(1, back) for s in state)
 
     def _run(self, x: Tensor, state: State, t_start: int, lengths: Tensor | None) -> tuple[Tensor, State]:
-        """All layers, where lengths begin with T and never increase; what y holds in the padding has no meaning."""
+        """Run all layers. lengths must begin with T and never increase. y is undefined in the padding."""
         if lengths is None or lengths[-1] == len(x):
-            lengths = batch_sizes = None  # without padding: the same, and faster
+            lengths = batch_sizes = None  # no padding: the result is the same, and faster
         else:
             batch_sizes = (lengths > torch.arange(len(x))[:, None]).sum(1).tolist()
             lengths = lengths.to(x.device)
@@ -135,7 +139,7 @@ class Stack(nn.Module):
 
 
 def reverse(x: Shaped[Tensor, "T B *F"], lengths: Int[Tensor, " B"] | None = None) -> Shaped[Tensor, "T B *F"]:
-    """Every sequence backwards; padding stays where it is, at the end."""
+    """Reverse every sequence in time. Padding stays at the end."""
     if lengths is None:
         return x.flip(0)
     t = torch.arange(len(x), device=x.device)[:, None]
@@ -144,35 +148,38 @@ def reverse(x: Shaped[Tensor, "T B *F"], lengths: Int[Tensor, " B"] | None = Non
 
 
 def _checked_lengths(lengths: Tensor | list[int], T: int, B: int) -> Int[Tensor, " B"]:
-    """Lengths on the CPU, after a look whether they fit (T, B, I)."""
+    """Move lengths to the CPU. Raise BnrnnError unless they are B integers between 1 and T."""
     found = torch.as_tensor(lengths).cpu()
     if found.is_floating_point() or found.shape != (B,) or B == 0 or found.min() < 1 or found.max() > T:
         raise BnrnnError(
-            f"lengths must be {B} integers between 1 and {T}, one a sequence of x; got {found.tolist()} ({found.dtype})"
+            f"lengths must be {B} integers between 1 and {T}, one per sequence; got {found.tolist()} ({found.dtype})"
         )
     return found.long()
 
 
 class LSTM(Stack):
-    """torch.nn.LSTM with a choice of normalization; arguments, shapes and order of the states are those of nn.LSTM.
+    """torch.nn.LSTM with optional normalization. Arguments, shapes and order of the states are those of nn.LSTM.
 
     `output, (h_n, c_n) = LSTM(input_size, hidden_size, ..., norm="batch", t_max=T)(input, hx=None)`.
 
-    The state_dict of a torch.nn.LSTM can be loaded, by itself or within a larger model; its two biases are added. With
-    norm=None outputs are then the same. With a norm, strict=True names the scales and statistics that nn.LSTM has not;
-    strict=False leaves those at their start, and outputs are others: the weights have to be trained on.
+    `load_state_dict` accepts the state_dict of a torch.nn.LSTM, also as part of a larger model, and adds its two
+    biases. With norm=None the outputs are then the same. With a norm, the state_dict lacks gamma and the statistics:
+    strict=True raises an error that names them; strict=False keeps their initial values. The outputs then differ from
+    nn.LSTM's, so the model must be trained further.
 
     Args:
-        bias: whether there is a bias, one where nn.LSTM has two. norm="input_batch" cannot be without: it is its shift.
-        batch_first: whether tensors are (B, T, I) and (B, T, D H); as in nn.LSTM, the states never are.
+        bias: whether there is a bias; it is one vector, while nn.LSTM has two. norm="input_batch" requires it, because
+            it is the shift of the normalization.
+        batch_first: whether input and output are (B, T, I) and (B, T, D H). As in nn.LSTM, this does not apply to
+            states.
         proj_size: not supported, must be 0.
-        norm: None; "batch", BN-LSTM (bnrnn.layers.bn_lstm); "input_batch", BN of the input product alone
-            (bnrnn.layers.input_bn_lstm).
-        t_max: length of the training sequences, for which population statistics are kept; later steps use the last.
-            Needed unless all statistics are over time.
-        input_statistics: of the input product, "frame": at every time step over the batch, or "sequence": over batch
-            and time (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21). Neither counts padding.
-        gamma_init: start of the scales; None for the paper's own: 0.1 with "batch", 1 with "input_batch".
+        norm: None for no normalization, "batch" for BN-LSTM (bnrnn.layers.bn_lstm), or "input_batch" for BN of the
+            input product only (bnrnn.layers.input_bn_lstm).
+        t_max: length of the training sequences, the number of steps with their own population statistics; later steps
+            use the last ones. Required, unless all statistics are taken over time.
+        input_statistics: "frame" normalizes the input product over the batch at each time step, "sequence" over batch
+            and time (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21). Padding never counts.
+        gamma_init: initial gamma. None uses the one of the paper: 0.1 for "batch", 1 for "input_batch".
 
     Raises BnrnnError for arguments that contradict each other.
     """
@@ -196,10 +203,10 @@ class LSTM(Stack):
         gamma_init: float | None = None,
     ) -> None:
         if proj_size:
-            raise BnrnnError(f"proj_size={proj_size} is not supported: use 0, and a linear layer on the output")
+            raise BnrnnError(f"proj_size={proj_size} is not supported: use 0 and apply a linear layer to the output")
         layer = _single_layer(norm, bias, t_max, input_statistics, gamma_init)
         if t_max is None:
-            t_max = 1  # no statistics are per time step then, and any will do
+            t_max = 1  # there are no statistics per time step, so the value does not matter
         super().__init__(layer, input_size, hidden_size, num_layers, bidirectional, dropout, t_max)
         self.bias, self.batch_first, self.norm = bias, batch_first, norm
         self.register_load_state_dict_pre_hook(_rename_from_nn_lstm)
@@ -212,16 +219,22 @@ class LSTM(Stack):
         t_start: int = 0,
         lengths: Tensor | list[int] | None = None,
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
-        """Outputs and last states of input (T, B, I), (B, T, I) if batch_first, (T, I), or a PackedSequence.
+        """Return the outputs and the last states.
 
-        hx and the last states are a pair of (num_layers D, B, H), or (num_layers D, H) for (T, I). t_start and lengths,
-        for padded tensors, are those of Stack.
+        Args:
+            input: (T, B, I), or (B, T, I) if batch_first, or (T, I) for a single sequence, or a PackedSequence.
+            hx: initial (h, c), each (num_layers D, B, H), or (num_layers D, H) for a single sequence; None means zeros.
+                The last states have the same shapes.
+            t_start, lengths: for tensors, see Stack.
 
-        Raises BnrnnError for shapes that do not fit, and as Stack and its layers do.
+        Raises BnrnnError for wrong shapes, and in the cases that Stack and its layers list.
         """
         if isinstance(input, PackedSequence):
             if lengths is not None or t_start:
-                raise BnrnnError("a PackedSequence has lengths of its own and begins at step 0: give a padded tensor")
+                raise BnrnnError(
+                    "lengths and t_start do not apply to a PackedSequence, which has its own lengths and begins at "
+                    "step 0: pass a padded tensor"
+                )
             return self._forward_packed(input, hx)
         if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
             batched = "(B, T, I)" if self.batch_first else "(T, B, I)"
@@ -255,25 +268,25 @@ class LSTM(Stack):
         return y, state if back is None else tuple(s.index_select(1, back) for s in state)
 
     def flatten_parameters(self) -> None:
-        """Does nothing; programs written for nn.LSTM call it."""
+        """Do nothing. It exists because programs written for nn.LSTM call it."""
 
 
 def _single_layer(
     norm: str | None, bias: bool, t_max: int | None, input_statistics: str, gamma_init: float | None
 ) -> Callable[..., RecurrentLayer]:
-    """What builds one layer of one direction of an `LSTM`."""
+    """The function that builds one layer of one direction of an `LSTM`. Raises BnrnnError for contradictions."""
     if input_statistics not in ("frame", "sequence"):
         raise BnrnnError(f"input_statistics={input_statistics!r} is unknown: use 'frame' or 'sequence'")
     if norm is None:
         if input_statistics != "frame" or gamma_init is not None:
-            raise BnrnnError("input_statistics and gamma_init are of a normalization, and norm=None has none")
+            raise BnrnnError("input_statistics and gamma_init need a normalization: set norm, or leave them out")
         return partial(PlainLSTM, bias=bias)
     if norm not in NORMS:
         raise BnrnnError(f"norm={norm!r} is unknown: use None, {', '.join(map(repr, NORMS))}")
     if t_max is None and (norm, input_statistics) != ("input_batch", "sequence"):
         raise BnrnnError(
-            f"norm={norm!r} keeps population statistics for every time step: t_max, the length of the training "
-            "sequences, has to be given (norm='input_batch' with input_statistics='sequence' needs none)"
+            f"norm={norm!r} keeps population statistics for every time step: set t_max, the length of the training "
+            "sequences (only norm='input_batch' with input_statistics='sequence' needs none)"
         )
     options: dict[str, Any] = {"input_statistics": input_statistics}
     if gamma_init is not None:
@@ -281,12 +294,15 @@ def _single_layer(
     if norm == "batch":
         options["bias"] = bias
     elif not bias:
-        raise BnrnnError("norm='input_batch' needs bias=True: the bias is the shift of its normalization")
+        raise BnrnnError("norm='input_batch' needs bias=True: the bias is the shift of the normalization")
     return partial(NORMS[norm], **options)
 
 
 def _rename_from_nn_lstm(lstm: LSTM, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Give entries of torch.nn.LSTM our names before loading; what has no counterpart stays, for strict loading."""
+    """Rename the entries of a torch.nn.LSTM's state_dict to ours before loading.
+
+    Other entries keep their names, so that strict loading reports them.
+    """
     for k in range(len(lstm.layers)):
         n, d = divmod(k, lstm.num_directions)
         theirs = {

@@ -1,4 +1,4 @@
-"""Learning curves: ours as lines, the paper's points as open circles."""
+"""Figures. Our results are lines; points of a paper are open circles."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim
 from bnrnn.report.runs import Run, load_runs, longest
 
-EXPLODED = 100.0  # nats
+EXPLODED = 100.0  # a loss above so many nats does not determine the range of an axis
 COLORS = ["#4c6a92", "#d1603d", "#5b8c5a", "#8d6a9f", "#c9a227", "#3aa6b9", "#7a5c3e"]
 AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",
         60.0: "minutes of training updates, evaluation excluded",
@@ -25,16 +25,18 @@ AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded"
 
 
 def time_unit(runs: list[Run]) -> float:
-    """The unit of time of which the longest run has at least two."""
+    """The largest unit of time, in seconds, of which the longest run takes at least two."""
     last = max(run.result.seconds for run in runs)
     return next((unit for unit in (3600.0, 60.0) if last >= 2 * unit), 1.0)
 
 
 def draw_runs(ax: Axes, runs: list[Run], metric: str, color: str, name: str, unit: float | None) -> float:
-    """Thin lines for the seeds, a thick one for their mean at updates where all have a point; returns the last x.
+    """Plot thin lines for the seeds and a thick line for their mean, at updates where all have a point.
 
     Args:
-        unit: of time in seconds; None draws against updates.
+        unit: the unit of the time axis in seconds; None plots against updates.
+
+    Returns the largest x.
     """
     curves = []
     for run in runs:
@@ -42,7 +44,7 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, color: str, name: str, uni
         curves.append({u: (seconds[u] / unit if unit else float(u), y) for u, y in run.series(metric).items()})
     curves = [curve for curve in curves if curve]
     if not curves:
-        if runs:  # all diverged before their first evaluation
+        if runs:  # all runs diverged before their first evaluation
             ax.plot([], [], "x", color=color, label=name)
         return 0.0
     for curve in curves if len(curves) > 1 else []:
@@ -57,7 +59,14 @@ def draw_panel(
     ax: Axes, runs: list[Run], rows: dict[str, str], at: Callable[[Run, str], bool], metric: str,
     points: dict[str, dict[int, float]], unit: float | None = None,
 ) -> None:  # fmt: skip
-    """One line a row, with the paper's points as far as our runs go; `rows` has the label of each."""
+    """Plot one curve per row of the table, with the paper's points up to the length of our runs.
+
+    Args:
+        rows: the label of each row.
+        at: decides whether a run belongs to a row.
+        points: the paper's points by row and update.
+        unit: as in `draw_runs`.
+    """
     lasts = []
     for color, row in zip(COLORS, rows, strict=False):
         mine = [run for run in runs if at(run, row)]
@@ -75,7 +84,7 @@ def draw_panel(
     ax.set_xlabel(AXES[unit])
     ax.set_ylabel(axis_title(metric))
     if metric.endswith("loss") and ax.get_ylim()[1] > EXPLODED:
-        # Such a line leaves the picture, so that the others have their room.
+        # Curves that diverge leave the plot, so that the other curves remain readable.
         drawn = [np.asarray(line.get_ydata()) for line in ax.get_lines()]
         ax.set_ylim(0, 1.5 * min(float(y[0]) for y in drawn if len(y)))
     ax.grid(alpha=0.25)
@@ -83,7 +92,7 @@ def draw_panel(
 
 
 def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -> None:
-    """The figure of a claim: one panel a dataset, and below it the time of our runs if the claim asks for it."""
+    """The figure of a claim: one panel per dataset and, if the claim has `reach`, our runs against time below it."""
     claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale and run.in_grid(key)]
     rows = {row: label(claim["rows"], row) for row in sweep(key)[claim["rows"]]}
     cols = [c for c in sweep(key)[claim["cols"]] if any(r.overrides.get(claim["cols"]) == c for r in runs)]
@@ -107,13 +116,13 @@ def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -
 
 
 def commonest_engine(runs: list[Run], key: str) -> tuple[str, list[Run]]:
-    """The engine that ran most of the models, then most of the runs, and its runs: other engines have other speeds."""
+    """The engine that ran the most models (then the most runs), and its runs. Engines differ in speed."""
     by_engine = {e: longest(run for run in runs if run.engine == e) for e in sorted({run.engine for run in runs})}
     return max(by_engine.items(), key=lambda item: (len({run.overrides.get(key) for run in item[1]}), len(item[1])))
 
 
 def draw_sweep(key: str, results_dir: Path, path: Path) -> None:
-    """Validation accuracy and training loss of an experiment that no paper has."""
+    """Validation accuracy and training loss of an experiment without a paper."""
     runs = longest(load_runs(key, results_dir))
     rows = {row: label("model", row) for row in sweep(key)["model"]}
     fig, axes = plt.subplots(1, 2, figsize=(12, 4.2))
@@ -123,7 +132,7 @@ def draw_sweep(key: str, results_dir: Path, path: Path) -> None:
 
 
 def draw_search(key: str, search: dict[str, Any], results_dir: Path, path: Path) -> None:
-    """Each trial of a random search as a dot, the paper's best as a circle; along the top, those that diverged."""
+    """Plot the trials of a random search as dots, the paper's best as a circle, and diverged trials along the top."""
     claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale]
     fig, ax = plt.subplots(figsize=(8, 4.5))
     for color, (row, best) in zip(COLORS, search["published"].items(), strict=False):
@@ -146,7 +155,7 @@ def draw_search(key: str, search: dict[str, Any], results_dir: Path, path: Path)
 
 
 def draw_gallery(images: list[dict[str, Any]], pictures: list[Any], path: Path) -> None:
-    """Small images with what the models, and a person where there is a `reference`, say of them."""
+    """Small images with the captions of the models and, if there is a `reference`, the caption of a person."""
     fig, panels = plt.subplots(len(images), 2, figsize=(9, 1.5 * len(images)), width_ratios=[1, 4], squeeze=False)
     for (ax, text), image, picture in zip(panels, images, pictures, strict=True):
         ax.imshow(picture)

@@ -1,8 +1,8 @@
-"""Where the five readers look: attention over the passages of a few bAbI test questions.
+"""The attention of the five readers over the passages of a few bAbI test questions.
 
     python experiments/cooijmans2016/attention.py [--data-dir DIR] [--out-dir DIR]
 
-Reads the finished runs of the small Fig. 4a in --out-dir, of its lowest seed, with population statistics.
+Reads the finished runs of the small version of Fig. 4a in --out-dir, with the lowest seed. Uses population statistics.
 """
 
 import os
@@ -55,7 +55,7 @@ def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
 
 
 def chosen(data: Cloze, words: list[int], count: int) -> Any:
-    """Inputs and targets of the first questions of the test whose passages have so many words."""
+    """Inputs and targets of the first `count` test questions whose passages have `words[0]` to `words[1]` words."""
     lengths = torch.from_numpy(data.lengths["test"])
     places = ((lengths >= words[0]) & (lengths <= words[1])).nonzero()[:count, 0]
     batch = data.select("test", places.numpy())
@@ -71,7 +71,14 @@ def render(result: dict[str, Any]) -> str:
             top = max(range(len(reader["attention"])), key=reader["attention"].__getitem__)
             rows.append([" ".join(question["question"]), question["answer"], f"`{setting}`", reader["answer"],
                          question["passage"][top], f"{share:.2f}"])  # fmt: skip
-    header = ["question", "answer", "reader", "its answer", "word it looks at most", "weight on the answer's word"]
+    header = [
+        "question",
+        "answer",
+        "reader",
+        "its answer",
+        "word with the highest attention",
+        "attention on the correct answer",
+    ]
     caption = (
         f"Population statistics, seed {result['seed']}, after up to {result['updates']:,} updates. {result['data']} "
         "(Weston et al. 2015).\n"
@@ -80,7 +87,7 @@ def render(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """A panel a question: words of the passage from left to right, a line a reader, the darker the more attention."""
+    """One panel per question and one row per reader: the darker a word of the passage, the higher its attention."""
     questions = result["questions"]
     longest_passage = max(len(question["passage"]) for question in questions)
     size = (2.5 + 0.3 * longest_passage, 2.4 * len(questions))

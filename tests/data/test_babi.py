@@ -24,7 +24,7 @@ MOVED = ["mary", "moved", "to", "the", "bathroom", ".", "john", "went", "to", "t
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """An archive of 20 short stories of a task, with a question each."""
+    """An archive with 20 short stories of a task; each has one question."""
     monkeypatch.setattr(babi, "NUM_QUESTIONS", 20)
     for split, name in (("train", "Mary"), ("test", "Zoe")):
         lines = [f"1 {name} went to the room{n % 3}.\n2 Where is {name}? \troom{n % 3}\t1\n" for n in range(20)]
@@ -76,7 +76,7 @@ def test_what_is_wrong_with_the_archive_is_named(small, tmp_path):
         BAbI(str(small), 21)
     with pytest.raises(BnrnnError, match=r"tasks.tar.gz has 0 files like .*qa2_.*: is it bAbI, version 1.2\?"):
         BAbI(str(small), 2)
-    with pytest.raises(BnrnnError, match=r"nowhere/babi has no .tar.gz: put bAbI's there \(http"):
+    with pytest.raises(BnrnnError, match=r"nowhere/babi has no .tar.gz: put the archive of bAbI there \(http"):
         load_babi(tmp_path / "nowhere", 1)
     path = small / "babi" / "tasks.tar.gz"
     write(path, "tasks_1-20_v1-2/en/qa1_single_test.txt", "1 Zoe left.\n")

@@ -1,4 +1,4 @@
-"""Captioned images: what a batch has, and the files they come from."""
+"""Captioned images: the contents of batches, and the files from which they are read."""
 
 import csv
 import json
@@ -67,13 +67,13 @@ def test_rare_words_are_unknown_and_the_vocabulary_ends_at_its_size():
 
 def test_an_image_without_a_caption_is_named():
     images = {s: [Image("a.jpg", 0, [] if s == "valid" else ["x"])] for s in ("train", "valid", "test")}
-    with pytest.raises(BnrnnError, match=r"valid: a.jpg has a caption, expected at least one"):
+    with pytest.raises(BnrnnError, match=r"valid: image a.jpg has no caption, expected at least one"):
         CaptionData(images, np.zeros((1, 2)), "toy")
 
 
 @pytest.fixture
 def flickr(tmp_path):
-    """Twenty images of Flickr8k's form."""
+    """Twenty images in the format of Flickr8k."""
     folder = tmp_path / "flickr8k"
     folder.mkdir()
     with (folder / "captions_20.txt").open("w", newline="") as file:
@@ -110,11 +110,11 @@ def test_flickr8k_is_divided_by_image_whatever_the_order_of_the_file(flickr):
     [
         (
             lambda f: write_features(f / "features.npz", ["0.jpg"]),
-            r"1.jpg, one of 19, has no features in .*features.npz",
+            r"19 images have no features in .*features.npz; the first is 1.jpg",
         ),
         (
             lambda f: write_features(f / "features.npz", [f"{n}.jpg" for n in range(21)]),
-            r"20.jpg, one of 1, has no captions in .*captions_20.txt",
+            r"1 images have no captions in .*captions_20.txt; the first is 20.jpg",
         ),
         (
             lambda f: write_features(f / "features.npz", ["0.jpg"], np.zeros((2, 3))),
@@ -124,8 +124,8 @@ def test_flickr8k_is_divided_by_image_whatever_the_order_of_the_file(flickr):
             lambda f: write_features(f / "features.npz", ["0.jpg"], np.full((1, 3), np.nan)),
             r"the features of 0.jpg are not finite",
         ),
-        (lambda f: (f / "features.npz").write_bytes(b"PK no"), r"features.npz is no file of features"),
-        (lambda f: np.savez(f / "features.npz", x=np.zeros(3)), r"features.npz is no file of features .*file_name"),
+        (lambda f: (f / "features.npz").write_bytes(b"PK no"), r"features.npz is not a feature file"),
+        (lambda f: np.savez(f / "features.npz", x=np.zeros(3)), r"features.npz is not a feature file .*file_name"),
         (
             lambda f: (f / "captions_20.txt").write_text("image,caption\n0.jpg,\n"),
             r"captions_20.txt, line 2: expected image,caption, found '0.jpg,'",
@@ -140,7 +140,7 @@ def test_what_is_wrong_with_files_is_named(flickr, change, message):
 
 
 def annotations(names: list[str]) -> str:
-    """In COCO's form, two captions an image."""
+    """Annotations in COCO's format, with two captions per image."""
     images = [{"id": 100 + n, "file_name": name} for n, name in enumerate(names)]
     captions = [{"image_id": image["id"], "caption": f"{c} "} for image in images for c in CAPTIONS[:2]]
     return json.dumps({"images": images, "annotations": captions})
@@ -157,13 +157,13 @@ def test_coco_mini_reads_every_file_of_features(tmp_path):
     assert {s: len(images) for s, images in data.images.items()} == {"train": 16, "valid": 2, "test": 2}
     assert data.features.shape == (20, 3)
     (folder / "captions_val2017.json").write_text("{}")
-    with pytest.raises(BnrnnError, match=r"captions_val2017.json is no file of COCO captions: KeyError"):
+    with pytest.raises(BnrnnError, match=r"captions_val2017.json is not a COCO caption file: KeyError"):
         CocoMini(str(tmp_path))
 
 
 @pytest.fixture
 def coco(tmp_path):
-    """Pieces of two real photographs, four for training and twenty for validation and test."""
+    """Parts of two real photographs: four for training and twenty for validation and test."""
     photographs = [p for photograph in load_sample_images().images for p in np.array_split(photograph, 12, axis=1)]
     folder = tmp_path / "coco"
     (folder / "annotations").mkdir(parents=True)
@@ -186,7 +186,7 @@ class Times(nn.Module):
 
 
 class Means(nn.Module):
-    """Stands in for a network: the mean of each channel, repeated."""
+    """Takes the place of Inception_v3: the mean of each channel, repeated."""
 
     def forward(self, images):
         return images.mean((2, 3)).repeat(1, 683)[:, :2048]
@@ -196,7 +196,7 @@ class Means(nn.Module):
 def test_inception_with_random_weights_has_features_of_real_images(coco):
     torch.manual_seed(0)
     inception = image_features.inception_v3(None)
-    network = nn.Sequential(inception, Times(1e6))  # with random weights all is tiny
+    network = nn.Sequential(inception, Times(1e6))  # with random weights, all features are tiny
     prepare_coco_captions(coco, None, network=network)
     data = CocoCaptions(str(coco), least_count=1)
     features = data.features[range(24)].astype(np.float32)
@@ -270,7 +270,7 @@ def test_what_is_wrong_with_coco_is_named(coco, tmp_path):
     broken = folder / "val2014/COCO_val2014_3.jpg"
     good = broken.read_bytes()
     broken.write_bytes(good[: len(good) // 2])
-    with pytest.raises(BnrnnError, match=r"COCO_val2014_3.jpg is no image that can be read"):
+    with pytest.raises(BnrnnError, match=r"COCO_val2014_3.jpg cannot be read as an image"):
         prepare_coco_captions(coco, None, network=Means())
     broken.unlink()
     with pytest.raises(BnrnnError, match=r"COCO_val2014_3.jpg is missing: unpack COCO's images"):
@@ -309,7 +309,7 @@ def test_the_real_images_at_hand():
 
 @pytest.fixture
 def run(coco):
-    """A run that was trained on these pieces, for a few updates."""
+    """A run that was trained on these images for a few updates."""
     prepare_coco_captions(coco, None, network=Means())
     small = ["data.least_count=1", "model.hidden_size=8", "batch_size=6", "population_batch_size=6", "budget.epochs=1"]
     where = ["setting=bn_rhn_captioner", f"data_dir={coco}", "device=cpu", "wandb.mode=disabled"]
@@ -338,18 +338,18 @@ def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatc
 
     write_features(coco / "own.npz", ["a.jpg", "b.jpg"])
     for options, message in [
-        ([], "give either --images or --features"),
+        ([], "expected either --images or --features"),
         (["--images", str(folder)], "--images needs --weights, the file of torchvision's Inception_v3"),
         (["--images", str(run), "--weights", "any"], r"run has no image: expected files that end in .jpg"),
         (
             ["--features", str(coco / "own.npz")],
-            r"trained on 2,048 features an image, from another network than these 3",
+            r"trained on 2,048 features per image, but these are 3, so they come from another network",
         ),
     ]:
         with pytest.raises(BnrnnError, match=message):
             caption.main([str(run), *options, *common])
     (folder / "broken.png").write_bytes(b"no image")
-    with pytest.raises(BnrnnError, match=r"broken.png is no image that can be read"):
+    with pytest.raises(BnrnnError, match=r"broken.png cannot be read as an image"):
         caption.main([str(run), "--images", str(folder), "--weights", "any", *common])
     with pytest.raises(BnrnnError, match=r"result.json is missing: expected the folder of a finished run"):
         caption.main([str(coco), "--features", str(coco / "own.npz")])

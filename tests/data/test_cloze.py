@@ -1,4 +1,4 @@
-"""Batches of questions: nothing lost or doubled, similar lengths together, entities under other names."""
+"""Batches of questions: each question occurs once, lengths in a batch are similar, and entities are permuted."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.toy_cloze import ToyCloze
 
 
 def spelled(data: Cloze, batch, names=None) -> list[tuple]:
-    """The questions of a batch in words."""
+    """The questions of a batch as words."""
     x = batch.inputs
     word = (lambda i: data.vocabulary[i]) if names is None else (lambda i: names[data.vocabulary[i]])
     return [
@@ -65,7 +65,7 @@ def test_similar_lengths_are_together_and_orders_differ_by_seed():
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_pass_goes_on_from_any_batch(seed):
+def test_a_pass_can_start_at_any_batch(seed):
     data = ToyCloze(50, permute_entities=True)
 
     def batches(start: int):
@@ -83,7 +83,9 @@ def test_entities_have_other_names_in_every_training_batch_and_the_answer_has_th
     for batch in data.batches("train", 10, torch.Generator().manual_seed(0)):
         entities = [w for w in data.vocabulary if w.startswith("@entity")]
         found = {}
-        for n, (passage, *_) in enumerate(spelled(data, batch)):  # by the shapes of the passages, which names keep
+        for n, (passage, *_) in enumerate(
+            spelled(data, batch)
+        ):  # a permutation of entities keeps the structure of a passage
             shape = [w for w in passage if w not in entities]
             found[n] = [q for q in whole if [w for w in q[0] if w not in entities] == shape]
         names = {}

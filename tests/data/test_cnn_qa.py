@@ -1,4 +1,4 @@
-"""The preparation of the CNN questions against a plain reading of the same files."""
+"""The preparation of the CNN questions, compared with a simple reading of the same files."""
 
 import collections
 import os

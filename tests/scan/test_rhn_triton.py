@@ -66,8 +66,8 @@ def test_without_gradients_it_gives_the_same_and_keeps_less():
     assert len(workspace._free[kind][0].buffers["a"]) == 1
 
 
-def test_a_workspace_with_leftovers_gives_the_same():
-    """What a diverged scan left behind must not come back through sequences that have ended."""
+def test_values_left_in_a_workspace_do_not_matter():
+    """Values of a diverged scan must not affect the next scan through finished sequences."""
     args = problem(T=2, batch_sizes=[5, 3])
     everything(rhn_triton_scan, args | {"s": args["s"] * torch.nan, "batch_sizes": [6, 6]}, torch.float32)
     assert [len(free) for free in workspace._free.values()] == [1]
@@ -78,7 +78,7 @@ def test_a_second_backward_raises():
     args = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in problem(T=2).items()}
     y, _, _ = call(rhn_triton_scan, args | {"weight": args["weight"].requires_grad_()})
     y.sum().backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="its buffers are spent"):
+    with pytest.raises(RuntimeError, match="already run backward, which freed its buffers"):
         y.sum().backward()
 
 

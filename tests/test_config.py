@@ -1,16 +1,13 @@
 import re
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from hydra.utils import instantiate
 
 from bnrnn.config import ROOT, compose_config, grid_of, label, sweep, targets, with_present_paths
 from bnrnn.data.mnist import SequentialMNIST
-from bnrnn.errors import BnrnnError
 from bnrnn.layers.norm import has_batch_norm
-from bnrnn.report.claims import claim_keys, load_claim, needed
+from bnrnn.report.claims import claim_keys, load_claim
 from bnrnn.training.search import apply_trial
 
 CONF = ROOT / "conf"
@@ -181,21 +178,3 @@ def test_a_name_in_the_configurations_stands_for_one_class_alone():
     assert with_present_paths(stored) == {
         "_target_": "bnrnn.layers.bn_lstm.BNLSTM", "layers": [{"_target_": "bnrnn.gone.Gone", "size": 3}],
     }  # fmt: skip
-
-
-def test_what_a_figure_needs():
-    assert needed("cooijmans2016/fig3") == (["cooijmans2016/table2"], [Path("experiments/cooijmans2016/fig3b.py")])
-    assert needed("laurent2015/fig1") == (["laurent2015/table1"], [])
-    assert needed("cooijmans2016/fig1")[0] == [] and len(needed("cooijmans2016/fig1")[1]) == 2
-    assert needed("cooijmans2016/table1") == (["cooijmans2016/table1"], [])
-    with pytest.raises(BnrnnError, match="has no entry 'fig99'"):
-        needed("cooijmans2016/fig99")
-    with pytest.raises(BnrnnError, match="nobody2000/table1 is unknown"):
-        needed("nobody2000/table1")
-
-
-def test_the_parts_of_a_figure_are_entries():
-    for path in (ROOT / "experiments").glob("*/claims.yaml"):
-        for name in yaml.safe_load(path.read_text()).get("needs", {}):
-            recipes, analyses = needed(f"{path.parent.name}/{name}")
-            assert all(sweep(recipe) for recipe in recipes) and all((ROOT / a).exists() for a in analyses)
