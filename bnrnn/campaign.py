@@ -9,7 +9,6 @@ All commands take file=... (default conf/campaign.yaml) and out_dir=... (default
 or lane=short.
 """
 
-import ctypes
 import math
 import os
 import signal
@@ -38,7 +37,7 @@ from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.lock import Locked, is_being_trained
 from bnrnn.training.log import say
 from bnrnn.training.results import FILE
-from bnrnn.training.stop import Interrupted, Stop
+from bnrnn.training.stop import Interrupted, Stop, end_with
 
 MENDABLE = (HydraException, OmegaConfBaseException)
 NICE = 19
@@ -117,7 +116,7 @@ def run_worker(options: Options) -> int:
     try:
         with _stopping_at_once():
             if options.parent:
-                _end_with(options.parent)
+                end_with(options.parent)
             work(in_order(load_entries(options.file, options.out_dir), options.lane), failed)
     except Interrupted as stopped:
         say(str(stopped))
@@ -129,14 +128,6 @@ def run_worker(options: Options) -> int:
         else:
             print(lines, end="", flush=True)
     return 1 if failed else 0
-
-
-def _end_with(parent: int) -> None:
-    """Ask Linux to send SIGTERM to this worker when its parent ends, so that it never runs longer than the parent."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        raise Interrupted("the campaign ended before its worker started")
 
 
 def run_campaign(options: Options) -> int:

@@ -1,6 +1,9 @@
 """Stopping a run on SIGTERM and SIGINT: between two updates, after a checkpoint was saved."""
 
+import ctypes
+import os
 import signal
+import sys
 import threading
 from types import FrameType
 
@@ -9,23 +12,45 @@ class Interrupted(SystemExit):
     """The run was saved and stopped after SIGTERM or SIGINT. As a SystemExit it also ends a sweep."""
 
 
+def end_with(parent: int, number: int = signal.SIGTERM) -> None:
+    """Ask Linux to send a signal to this process when its parent ends, so that it never runs longer than the parent.
+
+    Args:
+        parent: id of the process that started this one. Does nothing in that process itself.
+
+    Raises Interrupted if the parent has already ended.
+    """
+    if os.getpid() == parent:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        raise Interrupted("the command ended before its worker started")
+
+
 class Stop:
     """Context manager that records SIGTERM and SIGINT until the next `check`. A second SIGINT interrupts at once.
 
-    A signal that arrives after the last `check` is raised again at the end of the context, so it is never lost.
+    It also records that the process was stopped (SIGSTOP, Ctrl-Z) and continued, in `continued`. A signal that arrives
+    after the last `check` is raised again at the end of the context, so it is never lost.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.continued = False
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
+    def _continue(self, number: int, frame: FrameType | None) -> None:
+        self.continued = True
+
     def __enter__(self) -> "Stop":
         self.previous = {}
         if threading.current_thread() is threading.main_thread():
             self.previous = {n: signal.signal(n, self._receive) for n in (signal.SIGTERM, signal.SIGINT)}
+            self.previous[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._continue)
         return self
 
     def __exit__(self, *error: object) -> None:
