@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, mendable, report_errors
+from bnrnn.processes import end_with
 from bnrnn.report.progress import LONG, Entry, load_entries, render
 from bnrnn.train import train
 from bnrnn.training import checkpoint
@@ -37,7 +38,7 @@ from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.lock import Locked, is_being_trained
 from bnrnn.training.log import say
 from bnrnn.training.results import FILE
-from bnrnn.training.stop import Interrupted, Stop, end_with
+from bnrnn.training.stop import Interrupted, Stop
 
 MENDABLE = (HydraException, OmegaConfBaseException)
 NICE = 19

@@ -1,6 +1,7 @@
 """Files: reading those that may be damaged with one message for any fault, and writing atomically."""
 
 import gzip
+import hashlib
 import json
 import os
 import stat
@@ -19,14 +20,14 @@ CHUNK = 1 << 24
 
 
 @contextmanager
-def reading(path: Path, remedy: str, what: str = "readable") -> Iterator[None]:
+def reading(path: Path, remedy: str, what: str = "") -> Iterator[None]:
     """Context manager for reading a file: any error in it becomes a BnrnnError with the path and the remedy.
 
     A damaged file can raise almost any exception in the library that reads it. A path that is no regular file, such as
     a folder, a dangling link or a pipe, which could block for ever, is an error before anything is opened.
 
     Args:
-        what: what the file was expected to be, such as "a feature file".
+        what: what the file was expected to be, such as "a feature file", for the message.
     """
     try:
         _check_regular(path)
@@ -36,7 +37,8 @@ def reading(path: Path, remedy: str, what: str = "readable") -> Iterator[None]:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if isinstance(error, (LookupError, TypeError)) else str(error)
         lines = (reason or type(error).__name__).splitlines()
-        raise BnrnnError(f"{path} is not {what} ({lines[0]}): {remedy}") from error
+        state = f"is not {what}" if what else "is damaged"
+        raise BnrnnError(f"{path} {state} ({lines[0]}): {remedy}") from error
 
 
 def _check_regular(path: Path) -> None:
@@ -48,7 +50,7 @@ def _check_regular(path: Path) -> None:
         raise OSError("it is a folder" if stat.S_ISDIR(mode) else "it is no regular file")
 
 
-def read_bytes(path: Path, remedy: str, what: str = "readable", most: int = MOST) -> bytes:
+def read_bytes(path: Path, remedy: str, what: str = "", most: int = MOST) -> bytes:
     """The content of a file; a file with the ending .gz is decompressed. Raises BnrnnError, also above `most` bytes."""
     with reading(path, remedy, what), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         return read_at_most(file, most)
@@ -65,13 +67,13 @@ def read_at_most(file: Any, most: int = MOST) -> bytes:
     return b"".join(chunks)
 
 
-def read_text(path: Path, remedy: str, what: str = "readable") -> str:
+def read_text(path: Path, remedy: str, what: str = "") -> str:
     """The text of a UTF-8 file. Raises BnrnnError."""
     with reading(path, remedy, what):
         return read_bytes(path, remedy, what).decode("utf-8")
 
 
-def read_json(path: Path, remedy: str, what: str = "readable") -> Any:
+def read_json(path: Path, remedy: str, what: str = "") -> Any:
     """The content of a JSON file. Raises BnrnnError."""
     with reading(path, remedy, what):
         return json.loads(read_text(path, remedy, what))
@@ -163,6 +165,29 @@ def _sync_folder(folder: Path) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically, with one value per line."""
     write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_record(path: Path, content: dict[str, Any]) -> None:
+    """Write measured numbers as JSON, with their SHA-256 as the key `sha256`, atomically."""
+    write_json(path, content | {"sha256": checksum(content)})
+
+
+def read_record(path: Path, remedy: str, what: str = "") -> dict[str, Any]:
+    """What `write_record` wrote. A file from before there were checksums has none, and is accepted.
+
+    Raises BnrnnError for a damaged or changed file. Spaces and line ends do not matter.
+    """
+    with reading(path, remedy, what):
+        content = read_json(path, remedy, what)
+        found = content.pop("sha256", None)
+        if found is not None and found != checksum(content):
+            raise ValueError("it does not have its checksum")
+    return content
+
+
+def checksum(content: dict[str, Any]) -> str:
+    """The SHA-256 of JSON values, whatever the order of the keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:

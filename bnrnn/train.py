@@ -25,6 +25,7 @@ from bnrnn.files import make_folder, reading
 from bnrnn.heap import keep_heap
 from bnrnn.layers.base import RecurrentLayer
 from bnrnn.layers.norm import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
+from bnrnn.processes import end_with
 from bnrnn.scan import ENGINES, set_backend
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
@@ -36,7 +37,7 @@ from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pieces import digest, joined
 from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit
 from bnrnn.training.search import apply_trial
-from bnrnn.training.stop import Stop, end_with
+from bnrnn.training.stop import Stop
 
 
 def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = None, title: str = "") -> Result:

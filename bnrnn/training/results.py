@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bnrnn.config import PACKAGE, ROOT, with_present_paths
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_json, reading, write_json
+from bnrnn.files import read_record, reading, write_record
 from bnrnn.scan import backend
 
 # Options that do not change what is trained: where and how fast a run computes, and what it records. They are not part
@@ -62,7 +62,7 @@ class Result:
 
     def write(self, run_dir: Path) -> None:
         content = {"version": VERSION, **dataclasses.asdict(self), "config_hash": self.config_hash}
-        write_json(run_dir / FILE, content | {"sha256": checksum(content)})
+        write_record(run_dir / FILE, content)
 
     @classmethod
     def read(cls, path: Path) -> "Result":
@@ -70,22 +70,15 @@ class Result:
 
         Raises BnrnnError for a file that is not a result, has been changed, or is of a newer version.
         """
-        with reading(path, "restore it, or remove it to run again", "the result of a run"):
-            content = read_json(path, "restore it, or remove it to run again", "the result of a run")
-            found = content.pop("sha256", None)
-            if found != (checksum(content) if "version" in content or found else None):
-                raise ValueError("it does not have its checksum")
+        remedy, what = "restore it, or remove it to run again", "the result of a run"
+        with reading(path, remedy, what):
+            content = read_record(path, remedy, what)
             if content.pop("version", 0) > VERSION:
                 raise ValueError(f"it is of a newer bnrnn, expected at most version {VERSION}")
             content.pop("config_hash", None)
             result = cls(**{**content, "config": with_present_paths(content["config"])})
             _check_types(result)
         return result
-
-
-def checksum(content: dict[str, Any]) -> str:
-    """The SHA-256 of a result without its checksum. Spaces and line ends in the file do not matter."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _check_types(result: Result) -> None:

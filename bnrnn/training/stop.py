@@ -1,31 +1,12 @@
 """Stopping a run on SIGTERM and SIGINT: between two updates, after a checkpoint was saved."""
 
-import ctypes
-import os
 import signal
-import sys
 import threading
 from types import FrameType
 
 
 class Interrupted(SystemExit):
     """The run was saved and stopped after SIGTERM or SIGINT. As a SystemExit it also ends a sweep."""
-
-
-def end_with(parent: int, number: int = signal.SIGTERM) -> None:
-    """Ask Linux to send a signal to this process when its parent ends, so that it never runs longer than the parent.
-
-    Args:
-        parent: id of the process that started this one. Does nothing in that process itself.
-
-    Raises Interrupted if the parent has already ended.
-    """
-    if os.getpid() == parent:
-        return
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        raise Interrupted("the command ended before its worker started")
 
 
 class Stop:
