@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.scan import ENGINES
+from bnrnn.scan.tracing import traced
 
 # Elements of the input product (T, B, G) that are held at once where no gradient needs them: 256 MiB of float32.
 MAX_PRODUCT_SIZE = 2**26
@@ -62,7 +63,7 @@ class RecurrentLayer(nn.Module):
         if state is None:
             like = x if x.is_floating_point() else self.weight_hh
             state = tuple(like.new_zeros(x.shape[1], self.hidden_size) for _ in self.state_names)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or traced():
             return self.scan(x, state, t_start, batch_sizes)
         norms = [module for module in self.children() if isinstance(module, SequenceBatchNorm)]
         whole = any(norm.over_time and norm.uses_batch for norm in norms)
@@ -94,7 +95,12 @@ class RecurrentLayer(nn.Module):
 
 
 def check_values(x: Float[Tensor, "T B I"] | Int[Tensor, "T B"], input_size: int) -> None:
-    """Raise BnrnnError with the place of the first NaN or infinity, or of the first id that is none."""
+    """Raise BnrnnError with the place of the first NaN or infinity, or of the first id that is none.
+
+    A program that torch traces does not look: it has no values yet.
+    """
+    if traced():
+        return
     if not x.is_floating_point():
         wrong = (x < 0) | (x >= input_size)
         if wrong.any():

@@ -18,8 +18,8 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from bnrnn.scan.arguments import only_once
 from bnrnn.scan.lstm.reference import Options, Result, Statistics
 from bnrnn.scan.norm.reference import standardize, through_norm
 
@@ -139,6 +139,20 @@ class Steps:
         self.x[t, counted:] = 0
 
 
+    def results(self) -> tuple[Tensor, Tensor]:
+        """y and the last c, after the forward pass."""
+        return self.y, self.c[-1].clone()
+
+    def gradients(self, dy: Tensor, dlast: Tensor) -> dict[str, Tensor | None]:
+        """Gradients with respect to the arguments of the scan, by name, given those of `results`. Spends the buffers."""
+        dc = dlast.clone(memory_format=torch.contiguous_format)
+        dh = torch.zeros_like(dc)
+        added_to = {"weight_ih": self.weight_ih, **self.parameters}
+        grads = {name: torch.zeros_like(p) for name, p in added_to.items() if p is not None}
+        self.backward(dy.contiguous(), dh, dc, grads)
+        return {"x_proj": self.x if self.weight_ih is None else None, "h": dh, "c": dc, **grads}
+
+
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, steps: Steps, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -146,23 +160,19 @@ class _Scan(torch.autograd.Function):
         # Autograd watches that none of these is changed before the backward pass.
         ctx.save_for_backward(steps.y, *inputs[3:5])
         ctx.steps = steps
-        return steps.y, steps.c[-1].clone()
+        return steps.results()
 
     @staticmethod
-    @once_differentiable
+    @only_once
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         _ = ctx.saved_tensors
         steps = ctx.steps
         if steps is None:
             raise RuntimeError("this scan was run backward before and its buffers are spent: run it forward again")
         ctx.steps = None
-        dy, dc = given[0].contiguous(), given[1].clone(memory_format=torch.contiguous_format)
-        dh = torch.zeros_like(dc)
-        added_to = {"weight_ih": steps.weight_ih, **steps.parameters}
-        grads = {name: torch.zeros_like(p) for name, p in added_to.items() if p is not None}
-        steps.backward(dy, dh, dc, grads)
-        dx = steps.x if steps.weight_ih is None else None
-        return None, dx, dh, dc, *(grads.get(name) for name in ("weight_hh", "weight_ih", *PARAMETERS))
+        grads = steps.gradients(*given)
+        names = ("x_proj", "h", "c", "weight_hh", "weight_ih", *PARAMETERS)
+        return None, *(grads.get(name) for name in names)
 
 
 def fused_scan(
@@ -182,11 +192,34 @@ def fused_scan(
     `weight_ih` (4H, 1), x_proj is the one feature (T, B, 1) of the input itself, which needs no gradient. A second
     backward through one scan raises RuntimeError.
     """
+    inputs = (x_proj, h, c, weight_hh, weight_ih, *(options.get(name) for name in PARAMETERS))
+    with_grad = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs)
+    steps = prepare(engine, *inputs[:5], with_grad=with_grad, overwrite=overwrite, **options)
+    if with_grad:
+        y, c = _Scan.apply(steps, *inputs)
+    else:
+        steps.forward()
+        y, c = steps.y, steps.c[-1]
+    return y, (y[-1], c), steps.statistics
+
+
+def prepare(
+    engine: type[Steps],
+    x_proj: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weight_hh: Tensor,
+    weight_ih: Tensor | None = None,
+    *,
+    with_grad: bool,
+    overwrite: bool = False,
+    **options: Unpack[Options],
+) -> Steps:
+    """The steps of `fused_scan` with these arguments, to be run."""
     T, B, _ = x_proj.shape
     G, H = weight_hh.shape
     given = {name: options.get(name) for name in PARAMETERS}
     inputs = (x_proj, h, c, weight_hh, weight_ih, *given.values())
-    with_grad = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs)
     constant = [None if v is None else v.detach().contiguous() for v in inputs]
     x, h_0, c_0, weight, of_input, *parameters = constant
     assert x is not None and h_0 is not None and c_0 is not None and weight is not None
@@ -200,7 +233,7 @@ def fused_scan(
             for (name, size), value in zip(sizes, population or Statistics(), strict=True)
         )
     )
-    steps = engine(
+    return engine(
         x=x,
         u=x.new_empty(T, B, G) if with_grad else None,
         c=x.new_empty(T, B, H),
@@ -217,9 +250,3 @@ def fused_scan(
         ended_count=options.get("ended_count", False),
         product_dtype=options.get("product_dtype") or weight.dtype,
     )
-    if with_grad:
-        y, c = _Scan.apply(steps, *inputs)
-    else:
-        steps.forward()
-        y, c = steps.y, steps.c[-1]
-    return y, (y[-1], c), used

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from bnrnn.scan.arguments import only_once
 from bnrnn.scan.native.build import library, pointer
 
 
@@ -37,7 +37,7 @@ class _Linear(torch.autograd.Function):
         return (y if bias is None else y.add_(bias)).unflatten(0, x.shape[:-1])
 
     @staticmethod
-    @once_differentiable
+    @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         x, weight = ctx.saved_tensors
         dy = grads[0].contiguous().flatten(0, -2)

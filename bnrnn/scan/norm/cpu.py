@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from bnrnn.scan.arguments import only_once
 from bnrnn.scan.native.build import address, library, sizes_of
 
 
@@ -36,7 +36,7 @@ class _Normalize(torch.autograd.Function):
         return y, mean, var
 
     @staticmethod
-    @once_differentiable
+    @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         x, gamma, mean, var = ctx.saved_tensors
         dy, dx = grads[0].contiguous(), torch.empty_like(x)
