@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from bnrnn.config import ROOT, compose_config, grid_of, label, sweep, targets, with_present_paths
 from bnrnn.data.mnist import SequentialMNIST
 from bnrnn.errors import BnrnnError
-from bnrnn.layers.norm import has_batch_norm
+from bnrnn.layers.population import has_batch_norm
 from bnrnn.report.claims import claim_keys, load_claim, needed
 from bnrnn.training.search import apply_trial
 

@@ -8,6 +8,7 @@ The two products are normalized apart, each with a scale and neither with a shif
 carried on is the unnormalized c_t. Each BN uses the statistics of its own time step.
 """
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -34,6 +35,7 @@ class BNLSTM(RecurrentLayer):
         input_statistics: "sequence" normalizes the input product over batch and time, of unpadded steps alone, as the
             paper's BN-e* and BN-e** readers do (section 5.4).
         input_eps: eps of the input product where its statistics are "sequence"; None for the same as elsewhere.
+        statistics, momentum: of the population, see bnrnn.layers.norm.SequenceBatchNorm.
         ended_count: whether, in a padded batch, sequences that have ended still count in the statistics with the state
             that they keep, as in the code released for section 5.4; by default they do not.
     """
@@ -52,6 +54,8 @@ class BNLSTM(RecurrentLayer):
         input_statistics: Literal["frame", "sequence"] = "frame",
         ended_count: bool = False,
         input_eps: float | None = None,
+        statistics: str = "exact",
+        momentum: float = 0.1,
     ) -> None:
         if input_eps is not None and input_statistics == "frame":
             raise BnrnnError(f"input_eps={input_eps} is for input_statistics='sequence': use eps")
@@ -59,9 +63,10 @@ class BNLSTM(RecurrentLayer):
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size)) if bias else None
         self.ended_count = ended_count
         over = t_max if input_statistics == "frame" else None
-        self.bn_ih = SequenceBatchNorm(4 * hidden_size, over, gamma_init, eps if input_eps is None else input_eps)
-        self.bn_hh = SequenceBatchNorm(4 * hidden_size, t_max, gamma_init, eps)
-        self.bn_c = SequenceBatchNorm(hidden_size, t_max, gamma_init, eps, beta=True)
+        norm = partial(SequenceBatchNorm, statistics=statistics, momentum=momentum)
+        self.bn_ih = norm(4 * hidden_size, over, gamma_init, eps if input_eps is None else input_eps)
+        self.bn_hh = norm(4 * hidden_size, t_max, gamma_init, eps)
+        self.bn_c = norm(hidden_size, t_max, gamma_init, eps, beta=True)
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:

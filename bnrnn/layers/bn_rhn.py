@@ -8,6 +8,7 @@ inputs of each recurrence loop". The paper can be read in three ways (Z1):
     "sum":    a_d = BN(R_d s_{d-1} + [d = 1] W x), shift b_d    what goes into the gates
 """
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +29,7 @@ class BNRHN(RHN):
         place: of the normalization, one of `PLACES`; None for none at all.
         gamma_init: start of the scales. The paper has no number; 1 is batch normalization's own.
         eps: added to each variance; the default of the paper's framework.
+        statistics, momentum: of the population, see bnrnn.layers.norm.SequenceBatchNorm.
     """
 
     def __init__(
@@ -41,17 +43,22 @@ class BNRHN(RHN):
         place: str | None = "every",
         gamma_init: float = 1.0,
         eps: float = 1e-3,
+        statistics: str = "exact",
+        momentum: float = 0.1,
     ) -> None:
         if place not in (None, *PLACES):
             raise BnrnnError(f"place={place!r} is unknown: use None, {', '.join(map(repr, PLACES))}")
         super().__init__(input_size, hidden_size, t_max, depth, coupled, transform_bias)
         H, G, self.bn_x, self.bn_s, self.bn_sum = hidden_size, self.num_gates * hidden_size, None, None, None
+        norm = partial(
+            SequenceBatchNorm, t_max=t_max, gamma_init=gamma_init, eps=eps, statistics=statistics, momentum=momentum
+        )
         if place in ("every", "first"):
             num_layers = depth if place == "every" else 1
-            self.bn_x = SequenceBatchNorm(G, t_max, gamma_init, eps)
-            self.bn_s = SequenceBatchNorm(num_layers * H, t_max, gamma_init, eps, beta=True)
+            self.bn_x = norm(G)
+            self.bn_s = norm(num_layers * H, beta=True)
         if place == "sum":
-            self.bn_sum = SequenceBatchNorm(depth * G, t_max, gamma_init, eps)
+            self.bn_sum = norm(depth * G)
 
     def normalization(self, x_proj: Tensor, t_start: int) -> dict[str, Any]:
         norms = {

@@ -5,23 +5,25 @@ evaluation, both per time step, because the activations just after the start dif
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, check_number, check_size
 from bnrnn.scan import linear, normalize_over_time, normalize_sequence
 from bnrnn.scan.tracing import traced
 
 
+class TooFewSequences(BnrnnError):
+    """A batch has no variance to normalize with."""
+
+
 def check_batch(size: int) -> None:
-    """Raise BnrnnError where a batch has no variance to normalize with."""
+    """Raise TooFewSequences, a BnrnnError, where a batch has no variance to normalize with."""
     if size < 2:
-        raise BnrnnError(
+        raise TooFewSequences(
             f"batch statistics need at least 2 sequences, got a batch of {size}: use a larger batch, drop an "
             "incomplete last one, or switch to population statistics with model.eval()"
         )
@@ -38,27 +40,56 @@ class SequenceBatchNorm(nn.Module):
         gamma_init: initial scale. Cooijmans et al. use 0.1, so that tanh is fed the range where gradients survive.
         eps: added to the variance.
         beta: whether there is a trainable shift.
+        statistics: where population statistics come from. "exact": `estimate_population_statistics`, after training;
+            "running": a moving average over the batches of training, at each time step, as in torch.nn.BatchNorm1d.
+        momentum: weight of the newest batch in the moving average; the first 1 / momentum batches that reach a step
+            have equal weights.
 
     Buffers `pop_mean`, `pop_var` of shape (t_max, F), or (1, F), are NaN until `estimate_population_statistics` fills
-    them.
+    them; with running statistics they begin with 0 and 1, and `num_batches_tracked` (t_max,) counts batches.
+
+    Raises BnrnnError for values of these arguments that make no sense.
     """
 
     pop_mean: Tensor
     pop_var: Tensor
+    num_batches_tracked: Tensor
 
     def __init__(
-        self, num_features: int, t_max: int | None, gamma_init: float = 0.1, eps: float = 1e-5, beta: bool = False
+        self,
+        num_features: int,
+        t_max: int | None,
+        gamma_init: float = 0.1,
+        eps: float = 1e-5,
+        beta: bool = False,
+        statistics: str = "exact",
+        momentum: float = 0.1,
     ) -> None:
         super().__init__()
-        if t_max is not None and t_max < 1:
-            raise BnrnnError(f"t_max must be at least 1 (the training length), got {t_max}")
+        if t_max is not None:
+            check_size("t_max", t_max)
+        check_number("gamma_init", gamma_init)
+        check_number("eps", eps, low=0.0)
+        check_number("momentum", momentum, low=0.0, high=1.0)
+        if statistics not in ("exact", "running"):
+            raise BnrnnError(f"statistics={statistics!r} is unknown: use 'exact' or 'running'")
         self.over_time, self.t_max, self.eps = t_max is None, t_max or 1, eps
         self.gamma = nn.Parameter(torch.full((num_features,), float(gamma_init)))
         self.beta = nn.Parameter(torch.zeros(num_features)) if beta else None
-        self.register_buffer("pop_mean", torch.full((self.t_max, num_features), torch.nan))
-        self.register_buffer("pop_var", torch.full((self.t_max, num_features), torch.nan))
+        self.running, self.momentum = statistics == "running", momentum
+        for name, start in (("pop_mean", 0.0), ("pop_var", 1.0)):
+            value = start if self.running else torch.nan
+            self.register_buffer(name, torch.full((self.t_max, num_features), value))
+        if self.running:
+            self.register_buffer("num_batches_tracked", torch.zeros(self.t_max, dtype=torch.long))
         self.use_batch_statistics = False  # in evaluation; see `batch_statistics`
         self.average: PopulationAverage | None = None  # set while population statistics are estimated
+
+    def extra_repr(self) -> str:
+        options = {"t_max": None if self.over_time else self.t_max, "eps": self.eps}
+        if self.running:
+            options |= {"statistics": "'running'", "momentum": self.momentum}
+        return ", ".join([str(len(self.gamma)), *(f"{name}={value}" for name, value in options.items())])
 
     @property
     def collecting(self) -> bool:
@@ -75,7 +106,8 @@ class SequenceBatchNorm(nn.Module):
         Raises BnrnnError in evaluation before the statistics were estimated.
         """
         if self.training:
-            self.pop_var.fill_(torch.nan)  # the weights are about to change, so earlier estimates no longer hold
+            if not self.running:
+                self.pop_var.fill_(torch.nan)  # the weights are about to change, so earlier estimates no longer hold
             return None
         if self.uses_batch:
             return None
@@ -84,20 +116,41 @@ class SequenceBatchNorm(nn.Module):
         else:
             steps = torch.arange(t_start, t_start + num_steps, device=self.pop_mean.device).clamp_max(self.t_max - 1)
         mean, var = self.pop_mean[steps], self.pop_var[steps]
-        if not traced() and math.isnan(var.sum().item()):
+        if not self.running and not traced() and math.isnan(var.sum().item()):
             raise BnrnnError(
                 "evaluation needs population statistics, and none were estimated since the last training step: call "
-                "bnrnn.estimate_population_statistics(model, training_inputs), or evaluate inside "
-                "bnrnn.batch_statistics(model)"
+                "bnrnn.estimate_population_statistics(model, training_inputs), evaluate inside "
+                "bnrnn.batch_statistics(model), or build the model with statistics='running'"
             )
         return mean, var
 
     def collect(
         self, t_start: int, mean: Tensor | None, var: Tensor | None, batch_sizes: list[int] | None = None
     ) -> None:
-        """Count the statistics (T, F) of one batch from step t_start on, while the estimate is being made."""
-        if self.average is not None and mean is not None and var is not None:
+        """Count the statistics (T, F) of one batch from step t_start on, where an estimate or average is being made."""
+        if mean is None or var is None:
+            return
+        if self.average is not None:
             self.average.add(t_start, mean, var, batch_sizes)
+        elif self.training and self.running:
+            self._follow(t_start, mean, var, batch_sizes)
+
+    @torch.no_grad()
+    def _follow(self, t_start: int, mean: Tensor, var: Tensor, batch_sizes: list[int] | None) -> None:
+        """Move the running averages towards the statistics of a batch."""
+        steps = counted_steps(t_start, min(len(mean), self.t_max - t_start), batch_sizes)
+        kept, end = steps.stop - steps.start, steps.stop
+        if kept <= 0:
+            return
+        self.num_batches_tracked[steps] += 1
+        weight = self.num_batches_tracked[steps, None].to(self.pop_mean.dtype).reciprocal().clamp_min(self.momentum)
+        for average, value in ((self.pop_mean, mean), (self.pop_var, var)):
+            value = value[:kept].to(average.dtype)
+            # Not lerp alone: a state_dict without an estimate has brought a NaN.
+            average[steps] = torch.where(weight == 1, value, average[steps].lerp(value, weight))
+            if end < self.t_max:  # steps that no batch has reached yet repeat the last one
+                first = self.num_batches_tracked[end] == 0
+                average[end:] = torch.where(first, average[end - 1], average[end:])
 
     def forward(
         self,
@@ -141,6 +194,13 @@ class SequenceBatchNorm(nn.Module):
         return x, weight, self.gamma, bias, self.population(t_start, len(x))
 
 
+def counted_steps(t_start: int, num_steps: int, batch_sizes: list[int] | None) -> slice:
+    """Of steps from t_start on, those with more than one sequence: the variance of a single one says nothing."""
+    if batch_sizes is not None:
+        num_steps = min(num_steps, sum(n > 1 for n in batch_sizes))
+    return slice(t_start, t_start + num_steps)
+
+
 class PopulationAverage:
     """Equal-weight average over batches of their means and variances, at each time step."""
 
@@ -158,113 +218,27 @@ class PopulationAverage:
     ) -> None:
         """Count one batch from step t_start on.
 
-        Steps beyond t_max are left out, and those with a single sequence, whose variance says nothing.
+        Steps beyond t_max are left out, and those with a single sequence.
         """
-        kept = len(self.mean[t_start : t_start + len(mean)])
-        if batch_sizes is not None:
-            kept = min(kept, sum(n > 1 for n in batch_sizes))
-        steps = slice(t_start, t_start + kept)
+        steps = counted_steps(t_start, len(self.mean[t_start : t_start + len(mean)]), batch_sizes)
+        kept = steps.stop - steps.start
         self.mean[steps] += mean[:kept]
         self.var[steps] += var[:kept]
         self.count[steps] += 1
 
     def write(self, norm: SequenceBatchNorm) -> None:
-        """Store the averages; steps that no sequence reached repeat the last one that was."""
+        """Store the averages; steps that no sequence reached repeat the last one that was.
+
+        In a torch.distributed process group they are those of all processes, every one of which must call this.
+        """
+        if dist.is_available() and dist.is_initialized():
+            for total in (self.mean, self.var, self.count):
+                dist.all_reduce(total)
         num_seen = int((self.count > 0).sum())
         if num_seen == 0:
             raise BnrnnError("no batch was given to estimate population statistics from")
         t = torch.arange(norm.t_max, device=self.mean.device).clamp_max(num_seen - 1)
         norm.pop_mean.copy_((self.mean / self.count)[t])
         norm.pop_var.copy_((self.var / self.count)[t])
-
-
-def _norms(model: nn.Module) -> list[SequenceBatchNorm]:
-    return [module for module in model.modules() if isinstance(module, SequenceBatchNorm)]
-
-
-def has_batch_norm(model: nn.Module) -> bool:
-    """Whether batch and population statistics differ for this model."""
-    return bool(_norms(model))
-
-
-def has_step_statistics(model: nn.Module) -> bool:
-    """Whether the model normalizes with statistics per time step, which can then be averaged over time."""
-    return any(not norm.over_time for norm in _norms(model))
-
-
-@contextmanager
-def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Inside, `model.eval()` normalizes with the statistics of the batch at hand and leaves everything unchanged."""
-    norms = _norms(model)
-    for norm in norms:
-        norm.use_batch_statistics = True
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.use_batch_statistics = False
-
-
-@contextmanager
-def shared_statistics(model: nn.Module) -> Iterator[None]:
-    """Inside, population statistics are the same at every time step: the average of those of all steps."""
-    norms = _norms(model)
-    kept = [(norm.pop_mean.clone(), norm.pop_var.clone()) for norm in norms]
-    for norm in norms:
-        norm.pop_mean.copy_(norm.pop_mean.mean(0).expand_as(norm.pop_mean))
-        norm.pop_var.copy_(norm.pop_var.mean(0).expand_as(norm.pop_var))
-    try:
-        yield
-    finally:
-        for norm, (mean, var) in zip(norms, kept, strict=True):
-            norm.pop_mean.copy_(mean)
-            norm.pop_var.copy_(var)
-
-
-def estimated_together(model: nn.Module) -> list[list[SequenceBatchNorm]]:
-    """The norms of the model by the pass over the training set that their population statistics are from.
-
-    One pass for all, and where some normalize sequence by sequence and some step by step, a second one for the latter.
-    A sequence-wise normalization shifts words that are the same in all sequences from batch to batch. The first step
-    after it takes that away again within each batch, divides by almost nothing and sees no variance; with population
-    statistics of both from one pass the rest of the shift would be divided by the same.
-    """
-    norms = _norms(model)
-    steps = [norm for norm in norms if not norm.over_time]
-    return [norms, steps] if 0 < len(steps) < len(norms) else [norms]
-
-
-@torch.no_grad()
-def estimate_population_statistics(model: nn.Module, inputs: Iterable[Any]) -> None:
-    """Fill every `pop_mean` and `pop_var` of the model from an exact pass over `inputs` (the training set).
-
-    Cooijmans et al. 2016, section 3: the average over minibatches of their estimates, per time step. The model runs in
-    evaluation mode (no dropout) with batch statistics, and is left in the mode it was in. Models that normalize both
-    sequence by sequence and step by step need two passes (`estimated_together`). Raises BnrnnError where there is no
-    batch, or `inputs` cannot be gone through twice for such a model.
-    """
-    groups = estimated_together(model)
-    if len(groups) > 1 and iter(inputs) is inputs:
-        raise BnrnnError("population statistics of this model take two passes: give a list, not an iterator")
-    for norms in groups:
-        with collecting_statistics(model, norms):
-            for x in inputs:
-                model(x)
-
-
-@contextmanager
-def collecting_statistics(model: nn.Module, norms: list[SequenceBatchNorm]) -> Iterator[None]:
-    """`estimate_population_statistics` of these norms for batches that the caller feeds, such as those with a state."""
-    was_training = model.training
-    model.eval()
-    for norm in norms:
-        norm.average = PopulationAverage(norm)
-    try:
-        yield
-        for norm in norms:
-            assert norm.average is not None
-            norm.average.write(norm)
-    finally:
-        for norm in norms:
-            norm.average = None
-        model.train(was_training)
+        if norm.running:
+            norm.num_batches_tracked.clamp_min_(1)

@@ -21,6 +21,9 @@ from bnrnn.scan.tracing import exporting
 
 ENGINES = ("reference", "fused", "cpu", "triton")
 BACKENDS = ("auto", *ENGINES)
+OUTSIDE = (
+    "on a GPU the scan stays outside of compiled programs: for fullgraph=True, bnrnn.scan.set_backend('reference')"
+)
 _chosen = "auto"
 
 

@@ -4,7 +4,7 @@ torch.compile would unroll a loop over time, and cannot look into a compiled ker
 whatever the length of the sequence: `Steps` of the recurrence (see lstm/fused.py), forward and backward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ class Recurrence(NamedTuple):
 RECURRENCES: dict[str, Recurrence] = {}
 
 
-def scan(name: str, tensors: dict[str, Tensor | None], population: Any, options: dict[str, Any]) -> tuple[Any, ...]:
+def scan(name: str, tensors: Mapping[str, Tensor | None], population: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     """(y, last state, statistics) of the recurrence of this name, which RECURRENCES has."""
     kind = RECURRENCES[name]
     given = {key: value for key, value in tensors.items() if value is not None}

@@ -5,7 +5,7 @@ import torch
 
 def exporting() -> bool:
     """Whether the program that is being recorded must run without this package."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def traced() -> bool:

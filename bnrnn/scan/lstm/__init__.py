@@ -10,7 +10,7 @@ from torch import Tensor
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import operator
 from bnrnn.scan.arguments import check_sizes, check_tensors, raised, statistics_by_name
-from bnrnn.scan.backends import backend, product_dtype, recorded, triton_engine
+from bnrnn.scan.backends import OUTSIDE, backend, product_dtype, recorded, triton_engine
 from bnrnn.scan.lstm import reference
 from bnrnn.scan.lstm.cpu import CpuSteps
 from bnrnn.scan.lstm.fused import PARAMETERS, Steps, fused_scan, prepare
@@ -96,7 +96,7 @@ def _engine(name: str, overwrite: bool, replicated: bool) -> Callable[..., Resul
         scan = triton_engine().triton_scan  # has a leading axis of replicas
         return scan if replicated else partial(_one_replica, scan)
     if name == "outside":
-        return torch.compiler.disable(lstm_scan, reason="the Triton engine stays outside of compiled programs")
+        return torch.compiler.disable(lstm_scan, reason=OUTSIDE)  # pyright: ignore[reportReturnType]
     if name == "reference":
         scan = reference.lstm_scan
     elif name == "operator":

@@ -138,13 +138,12 @@ class Steps:
         self.u[t, counted:] = 0
         self.x[t, counted:] = 0
 
-
     def results(self) -> tuple[Tensor, Tensor]:
         """y and the last c, after the forward pass."""
         return self.y, self.c[-1].clone()
 
     def gradients(self, dy: Tensor, dlast: Tensor) -> dict[str, Tensor | None]:
-        """Gradients with respect to the arguments of the scan, by name, given those of `results`. Spends the buffers."""
+        """Gradients with respect to the scan's arguments, by name, given those of `results`; spends the buffers."""
         dc = dlast.clone(memory_format=torch.contiguous_format)
         dh = torch.zeros_like(dc)
         added_to = {"weight_ih": self.weight_ih, **self.parameters}

@@ -9,7 +9,7 @@ from torch import Tensor
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import operator
 from bnrnn.scan.arguments import check_sizes, check_tensors, raised, statistics_by_name
-from bnrnn.scan.backends import backend, product_dtype, recorded, triton_engine
+from bnrnn.scan.backends import OUTSIDE, backend, product_dtype, recorded, triton_engine
 from bnrnn.scan.rhn import reference
 from bnrnn.scan.rhn.cpu import CpuSteps
 from bnrnn.scan.rhn.fused import PARAMETERS, Steps, prepare, rhn_fused_scan
@@ -40,12 +40,12 @@ def rhn_scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Unpack[Option
         elif name == "operator":
             run = _operator_scan
         elif name == "outside":
-            run = torch.compiler.disable(rhn_scan, reason="the Triton engine stays outside of compiled programs")
+            run = torch.compiler.disable(rhn_scan, reason=OUTSIDE)
         elif name == "triton":
             run = triton_engine("rhn").rhn_triton_scan
         else:
             run = partial(rhn_fused_scan, {"cpu": CpuSteps, "fused": Steps}[name])
-        y, s, used = run(x_proj, s, weight, **options)
+        y, s, used = run(x_proj, s, weight, **options)  # pyright: ignore[reportCallIssue]
     return y.to(given), s.to(of_s), used
 
 
@@ -95,6 +95,4 @@ def _shapes(given: dict[str, Tensor], statistics: list[str], keep: bool) -> list
     return [(T, B, H), (B, H), *((T, *sizes[name[-1]]) for name in statistics), *kept]
 
 
-operator.RECURRENCES["rhn"] = operator.Recurrence(
-    _prepare, _shapes, RHNStatistics, kept=("x", "a", "states", "normal")
-)
+operator.RECURRENCES["rhn"] = operator.Recurrence(_prepare, _shapes, RHNStatistics, kept=("x", "a", "states", "normal"))

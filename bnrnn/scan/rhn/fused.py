@@ -165,14 +165,13 @@ class Steps:
         assert var is not None
         return through_norm(dv, v, gamma, var[place], self.eps, self.batch, dgamma, dbeta)
 
-
     def results(self) -> tuple[Tensor, Tensor]:
         """y and its last step, after the forward pass."""
         y = self.states[:, -1].clone()
         return y, y[-1].clone()
 
     def gradients(self, dy: Tensor, dlast: Tensor) -> dict[str, Tensor | None]:
-        """Gradients with respect to the arguments of the scan, by name, given those of `results`. Spends the buffers."""
+        """Gradients with respect to the scan's arguments, by name, given those of `results`; spends the buffers."""
         ds = dlast.clone(memory_format=torch.contiguous_format)
         grads = {name: torch.zeros_like(p) for name, p in self.parameters.items() if p is not None}
         self.backward(dy.contiguous(), ds, grads)
