@@ -22,7 +22,7 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-.PHONY: help setup quickstart test lint types check tables data bench campaign status sweep-gamma
+.PHONY: help setup quickstart test sanitize lint types check tables data bench campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -48,6 +48,14 @@ quickstart: setup  ## LSTM and BN-LSTM side by side on real digits, in minutes o
 
 test: setup  ## the whole test suite, without GPU or network
 	$(PYTHON) -m pytest -n 2 -q
+
+# The sanitizer's library has to be loaded before python, which leaks memory by design, and before torch.
+sanitize: setup  ## tests of the engines, with the compiled kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+	BNRNN_CXXFLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	ASAN_OPTIONS=detect_leaks=0 XDG_CACHE_HOME=$(VENV)/sanitized \
+	$(PYTHON) -m pytest -q -k "not other_processors and not several_processes" \
+		tests/scan/test_lstm.py tests/scan/test_rhn.py tests/scan/test_norm.py tests/scan/test_arguments.py
 
 lint: setup  ## style of the code
 	$(VENV)/bin/ruff check .

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bnrnn.errors import BnrnnError, check_size
 from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.scan import ENGINES
-from bnrnn.scan.tracing import traced
+from bnrnn.scan.tracing import traced, values_known
 
 # Elements of the input product (T, B, G) that are held at once where no gradient needs them: 256 MiB of float32.
 MAX_PRODUCT_SIZE = 2**26
@@ -114,9 +114,9 @@ def check_type(x: Any, name: str = "x") -> None:
 def check_values(x: Float[Tensor, "T B I"] | Int[Tensor, "T B"], input_size: int) -> None:
     """Raise BnrnnError with the place of the first NaN or infinity, or of the first id that is none.
 
-    A program that torch traces does not look: it has no values yet.
+    There is no such look where values are unknown, in programs that torch makes of the layer and in torch.func.
     """
-    if traced():
+    if not values_known():
         return
     if not x.is_floating_point():
         wrong = (x < 0) | (x >= input_size)

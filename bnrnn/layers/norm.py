@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError, check_number, check_size
 from bnrnn.scan import linear, normalize_over_time, normalize_sequence
-from bnrnn.scan.tracing import traced
+from bnrnn.scan.tracing import values_known
 
 
 class TooFewSequences(BnrnnError):
@@ -116,7 +116,7 @@ class SequenceBatchNorm(nn.Module):
         else:
             steps = torch.arange(t_start, t_start + num_steps, device=self.pop_mean.device).clamp_max(self.t_max - 1)
         mean, var = self.pop_mean[steps], self.pop_var[steps]
-        if not self.running and not traced() and math.isnan(var.sum().item()):
+        if not self.running and values_known() and math.isnan(var.sum().item()):
             raise BnrnnError(
                 "evaluation needs population statistics, and none were estimated since the last training step: call "
                 "bnrnn.estimate_population_statistics(model, training_inputs), evaluate inside "

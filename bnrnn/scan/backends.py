@@ -17,7 +17,7 @@ import torch
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.native.build import library
-from bnrnn.scan.tracing import exporting
+from bnrnn.scan.tracing import exporting, transformed
 
 ENGINES = ("reference", "fused", "cpu", "triton")
 BACKENDS = ("auto", *ENGINES)
@@ -41,7 +41,7 @@ def set_backend(name: str) -> None:
 
 def backend(device: torch.device, dtype: torch.dtype) -> str:
     """The engine of scans on this device with products of this dtype. Raises BnrnnError if the chosen one cannot."""
-    if torch._C._are_functorch_transforms_active():
+    if transformed():
         if _chosen not in ("auto", "reference"):
             raise BnrnnError(f"backend={_chosen} cannot run within torch.func: use auto or reference")
         return "reference"

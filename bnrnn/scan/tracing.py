@@ -9,5 +9,15 @@ def exporting() -> bool:
 
 
 def traced() -> bool:
-    """Whether calls are recorded, so that the values of tensors are unknown."""
+    """Whether calls are recorded, for a program that runs later."""
     return torch.compiler.is_compiling() or exporting()
+
+
+def transformed() -> bool:
+    """Whether this runs within torch.func: a scan is then differentiated or vectorized operation by operation."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def values_known() -> bool:
+    """Whether the values of tensors can be looked at."""
+    return not traced() and not transformed()
