@@ -25,19 +25,19 @@ ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 .PHONY: help setup quickstart test sanitize lint types check tables data bench campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
-help:  ## this list
+help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z%0-9_-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Options of reproduce-... and sweep-...: BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2"
-	@echo "  LAUNCHER=slurm OUT=results ARGS='any hydra override'. BNRNN_DATA: the folder of the data sets."
+	@echo "  LAUNCHER=slurm OUT=results ARGS='any hydra override'. BNRNN_DATA: the folder of the datasets."
 
-setup: $(STAMP)  ## install everything into .venv (the other targets do this by themselves)
+setup: $(STAMP)  ## install everything into .venv; the other targets do this when needed
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON3) -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,sweep]'
 	@touch $@
 
-quickstart: setup  ## LSTM and BN-LSTM side by side on real digits, in minutes on a CPU, no download
+quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes on a CPU, no download
 	$(PYTHON) -m bnrnn.train experiment=quickstart budget=$(BUDGET) device=cpu $(ARGS)
 	@$(PYTHON) scripts/make_tables.py --show quickstart --results outputs
 	@echo "Next: $(VENV)/bin/wandb leet outputs/quickstart/$(BUDGET)/wandb     every curve, in the terminal"
@@ -46,50 +46,50 @@ quickstart: setup  ## LSTM and BN-LSTM side by side on real digits, in minutes o
 	@echo "      make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 its first 2,500 updates (hours on two cores)"
 	@echo "      make help                                       everything else"
 
-test: setup  ## the whole test suite, without GPU or network
+test: setup  ## run the test suite; needs no GPU and no network
 	$(PYTHON) -m pytest -n 2 -q
 
-# The sanitizer's library has to be loaded before python, which leaks memory by design, and before torch.
-sanitize: setup  ## tests of the engines, with the compiled kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+# The sanitizer's library must be loaded before python's own. Leaks are not looked for: python has some of its own.
+sanitize: setup  ## run the tests of the engines under AddressSanitizer and UndefinedBehaviorSanitizer
 	BNRNN_CXXFLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 XDG_CACHE_HOME=$(VENV)/sanitized \
 	$(PYTHON) -m pytest -q -k "not other_processors and not several_processes" \
 		tests/scan/test_lstm.py tests/scan/test_rhn.py tests/scan/test_norm.py tests/scan/test_arguments.py
 
-lint: setup  ## style of the code
+lint: setup  ## check the style of the code
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-types: setup  ## types of the code
+types: setup  ## check the types of the code
 	$(VENV)/bin/pyright
 
-check: setup  ## rendered tables are what the results say
+check: setup  ## fail if a rendered table differs from the stored results
 	$(PYTHON) scripts/make_tables.py --check
 
 tables: setup  ## render tables and figures from results/
 	$(PYTHON) scripts/make_tables.py
 
-data: setup  ## download MNIST, Penn Treebank and text8 (to BNRNN_DATA, or data/), checksums verified
+data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, and verify them
 	$(PYTHON) -m bnrnn.prepare
 
-bench: setup  ## time the layers against nn.LSTM and a naive loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX)
+bench: setup  ## time the layers, nn.LSTM and a Python loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
 
-campaign: setup  ## spend HOURS=3 on the runs that are worth most (conf/campaign.yaml), with JOBS=2 side by side
+campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml) for HOURS=3, JOBS=2 at a time
 	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) out_dir=$(OUT) $(ARGS)
 
-status: setup  ## what of the campaign is finished, running and left, and how long the rest takes
+status: setup  ## list the campaign's runs: finished, running and left, and how long the rest takes
 	@$(PYTHON) -m bnrnn.campaign status out_dir=$(OUT) $(ARGS)
 
-plan-%: setup  ## what a reproduce target would run and how long it takes here: plan-table2, plan-laurent2015-fig2
+plan-%: setup  ## list what reproduce-% would run, and how long it takes on this machine
 	@set -e; $(RECIPES); test -n "$$recipes" || echo "$(key) trains nothing: make reproduce-$* takes minutes on a CPU"; \
 	for recipe in $$recipes; do $(PYTHON) -m bnrnn.plan experiment=$$recipe $(RUN); done
 
-reproduce-%: setup  ## train and compute all that a table or figure needs: reproduce-table1, reproduce-laurent2015-fig2
+reproduce-%: setup  ## train all runs of a table or figure: reproduce-table1, reproduce-laurent2015-fig2
 	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) -m bnrnn.train experiment=$$recipe $(RUN); done
 	@set -e; $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(OUT); done
 	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py)
 	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
-sweep-gamma: reproduce-fig6_pmnist  ## the initial gamma on permuted MNIST (Fig. 6), one run a gamma
+sweep-gamma: reproduce-fig6_pmnist  ## train on permuted MNIST with five initial gammas (Fig. 6)

@@ -1,6 +1,6 @@
 """Render tables and figures from what has been run.
 
-python scripts/make_tables.py                       everything that results/ has, and the tables in README.md
+python scripts/make_tables.py                       the pages and figures in results/, and the tables in README.md
 python scripts/make_tables.py --check               fail if one of those is not what the results say
 python scripts/make_tables.py --show KEY --results DIR    one experiment: print its table, draw its figures
 """
@@ -13,17 +13,18 @@ from pathlib import Path
 
 from hydra.errors import HydraException
 
-from bnrnn.bench.page import render_file
+from bnrnn.bench.page import render_brief, render_file
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.report import plots
 from bnrnn.report.claims import claim_keys, load_analysis, load_claim
 from bnrnn.report.claims_page import render as render_claims
 from bnrnn.report.claims_page import render_short as render_claims_short
+from bnrnn.report.index import render_index
 from bnrnn.report.progress import hours_missing
 from bnrnn.report.rule_history import has_history
 from bnrnn.report.runs import load_runs, run_files
-from bnrnn.report.tables import render, render_short, render_summary
+from bnrnn.report.tables import render, render_summary
 from bnrnn.report.verdicts import Claim, load_claims
 
 RESULTS = ROOT / "results"
@@ -68,9 +69,12 @@ def draw(key: str, results_dir: Path) -> list[Path]:
 
 def texts() -> dict[Path, str]:
     """What every rendered file should say."""
-    pages = {RESULTS / f"{key}.md": page(key) for key in measured_keys()}
+    measured = measured_keys()
+    pages = {RESULTS / f"{key}.md": page(key) for key in measured}
     if has_history():  # without it nobody can say whether a rule was committed before its runs
-        pages[RESULTS / "claims.md"] = render_claims(claims(), hours_missing(ROOT / "conf" / "campaign.yaml", RESULTS))
+        hours = hours_missing(ROOT / "conf" / "campaign.yaml", RESULTS)
+        pages[RESULTS / "claims.md"] = render_claims(claims(), hours, measured)
+    pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
     readme = ROOT / "README.md"
     filled = BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", readme.read_text())
@@ -83,11 +87,8 @@ def claims() -> list[Claim]:
 
 
 def block(key: str) -> str:
-    """What README shows: the claims, a table or a benchmark."""
-    if key == "claims":
-        return render_claims_short(claims(), "results/")
-    is_benchmark = key.startswith("bench/")
-    return render_file(RESULTS / f"{key}.json", short=True) if is_benchmark else render_short(key, RESULTS)
+    """What README.md shows: the claims, or a benchmark."""
+    return render_claims_short(claims()) if key == "claims" else render_file(RESULTS / f"{key}.json", render_brief)
 
 
 def show(key: str, results_dir: Path) -> None:

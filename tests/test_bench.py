@@ -10,7 +10,7 @@ import torch
 
 from bnrnn.bench import inference, layers, peers, readers, rhn, speech, timing
 from bnrnn.bench.layers import NaiveLSTM, Shape
-from bnrnn.bench.page import render
+from bnrnn.bench.page import render, render_brief
 from bnrnn.bench.rhn import NaiveBNRHN
 from bnrnn.bench.timing import NAIVE, NN_LSTM, NO_NORM, Plan, ratios, verdict
 from bnrnn.config import ROOT
@@ -136,6 +136,15 @@ def stored(**changed):
         "rows": [row, row | {"threads": 2, "targets": {}}, evaluation],
         "memory": {"S1": {"T": 784, "MiB": {NN_LSTM: 200.0, NAIVE: None, "cpu": 160.0}}},
     } | changed
+
+
+def test_readme_gets_the_range_over_the_tasks_of_one_thread():
+    rows = stored()["rows"]
+    slower = rows[0] | {"name": "S2, T 16", "ms": {name: [2 * t if name == "cpu" else t for t in times]
+                                                   for name, times in rows[0]["ms"].items()}}  # fmt: skip
+    text = render_brief(stored(rows=[*rows, slower]))
+    assert text.startswith("At the sizes of 2 tasks, a training step of a batch-normalized LSTM takes 1.10 to 2.20 ")
+    assert "takes 2.10 to 2.10 times as long. (Medians; engine `cpu` on a processor; one thread, float32" in text
 
 
 def test_the_page_says_what_was_measured():

@@ -1,28 +1,31 @@
-"""What README promises is there."""
+"""What README.md, CONTRIBUTING.md and the pages in docs/ promise is there."""
 
 import re
 import subprocess
 import sys
 
 import pytest
+import yaml
 
+from bnrnn.campaign import parse
 from bnrnn.config import ROOT, compose_config
 from bnrnn.report.claims import needed
 
-README = (ROOT / "README.md").read_text()
-CODE = [
-    line.strip() for block in re.findall(r"```(?:sh|bash)\n(.*?)```", README, re.DOTALL) for line in block.split("\n")
-]
-COMMANDS = [line.split("#")[0].strip() for line in CODE if line.split("#")[0].strip()]
-PAGES = "".join(path.read_text() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
-PATHS = re.findall(r"`((?:bnrnn|conf|experiments|results|scripts|tests|docs)/[\w./-]*)`", PAGES)
+FILES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+LINKING = [*FILES, *sorted((ROOT / "results").glob("*.md")), *sorted((ROOT / "experiments").glob("*/notes.md"))]
+PAGES = "".join(path.read_text() for path in FILES)
+CODE = [line for block in re.findall(r"```sh\n(.*?)```", PAGES, re.DOTALL) for line in block.splitlines()]
+COMMANDS = list(dict.fromkeys(command for line in CODE if (command := line.split("#")[0].strip())))
+FOLDERS = "bnrnn|conf|experiments|results|scripts|tests|docs|examples"
+PATHS = re.findall(rf"`((?:{FOLDERS})/[\w./-]*)`", "".join(path.read_text() for path in LINKING))
+MAX_LINES = 150
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
 def test_every_make_command_has_a_target_and_its_recipes_exist(command):
     run = subprocess.run(["make", "--dry-run", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    for key in re.findall(r"needs.py recipes (\S+?)\)", run.stdout):
+    for key in set(re.findall(r"needs.py recipes (\S+?)\)", run.stdout)):
         recipes, analyses = needed(key)
         assert recipes or analyses
         assert all((ROOT / "conf" / "experiment" / f"{recipe}.yaml").exists() for recipe in recipes)
@@ -37,13 +40,15 @@ def test_every_training_command_composes(command):
 
 
 def test_every_script_knows_its_options():
-    scripts = [command for command in COMMANDS if re.match(r"python (scripts/|-m bnrnn\.prepare)", command)]
-    assert scripts
-    for command in scripts:
-        program, arguments = re.match(r"python (-m \S+|\S+)(.*)", command).groups()
+    options: dict[str, set[str]] = {}
+    for command in COMMANDS:
+        if match := re.match(r"python (-m bnrnn\.prepare|scripts/\S+)(.*)", command):
+            options.setdefault(match[1], set()).update(re.findall(r"--[\w-]+", match[2]))
+    assert len(options) == 2
+    for program, names in options.items():
         run = [sys.executable, *program.split(), "--help"]
         run = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert all(option in run.stdout for option in arguments.split() if option.startswith("--"))
+        assert names <= set(re.findall(r"--[\w-]+", run.stdout))
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS)))
@@ -51,9 +56,34 @@ def test_every_path_exists(path):
     assert (ROOT / path).exists()
 
 
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "bnrnn.campaign" in c])
+def test_every_campaign_command_is_one(command):
+    assert parse(command.split("bnrnn.campaign")[1].split())
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_to_a_heading(page):
+    for target, heading in re.findall(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+        path = page.parent / target if target else page
+        assert path.exists(), target
+        titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE) if heading else []
+        anchors = [re.sub(r"[^\w\s-]", "", title.lower()).replace(" ", "-") for title in titles]
+        assert not heading or heading in anchors, heading
+
+
+def test_readme_stays_short_when_every_claim_has_its_line():
+    readme = (ROOT / "README.md").read_text()
+    shown = len(re.findall(r"^\| [A-Z]\d+ \|", readme, re.MULTILINE))
+    assert shown > 0
+    claims = [yaml.safe_load(path.read_text())["claims"] for path in (ROOT / "experiments").glob("*/claims.yaml")]
+    assert len(readme.splitlines()) + sum(map(len, claims)) - shown <= MAX_LINES
+
+
 def test_there_is_something_to_check():
-    assert len(COMMANDS) > 5
-    assert len(PATHS) > 5
+    assert len(COMMANDS) > 50
+    assert len(PATHS) > 50
+    for part in ("make reproduce-", "bnrnn.train", "bnrnn.prepare", "bnrnn.campaign", "scripts/caption.py"):
+        assert any(part in command for command in COMMANDS), part
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/layer.md"])

@@ -1,5 +1,6 @@
 """What was claimed: the entries of experiments/<paper>/claims.yaml."""
 
+from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -13,16 +14,26 @@ from bnrnn.errors import BnrnnError
 NOT_TABLES = ("paper", "claims", "needs")  # sections of a claims.yaml that are not tables or figures
 
 
+@cache
+def _read(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text())
+
+
 def load_claim(key: str) -> dict[str, Any]:
     """What a paper printed under `<paper>/<table>`; {} for an experiment that no paper has, such as quickstart."""
     paper, _, name = key.partition("/")
     path = ROOT / "experiments" / paper / "claims.yaml"
     if not name or not path.exists():
         return {}
-    claims = yaml.safe_load(path.read_text())
+    claims = _read(path)
     if name not in claims:
         raise BnrnnError(f"{path} has no entry {name!r}: it has {', '.join(k for k in claims if k not in NOT_TABLES)}")
     return claims[name]
+
+
+def load_paper(paper: str) -> str:
+    """Authors, year and title of a paper by its key, such as cooijmans2016."""
+    return _read(ROOT / "experiments" / paper / "claims.yaml")["paper"]
 
 
 def needed(key: str) -> tuple[list[str], list[Path]]:
@@ -35,7 +46,7 @@ def needed(key: str) -> tuple[list[str], list[Path]]:
     if not path.exists():
         raise BnrnnError(f"{key} is unknown: there is no {path.relative_to(ROOT)}; use <paper>/<table or figure>")
     recipes, analyses = [], []
-    for part in yaml.safe_load(path.read_text()).get("needs", {}).get(name, [name]):
+    for part in _read(path).get("needs", {}).get(name, [name]):
         claim = load_claim(f"{paper}/{part}")
         if "analysis" in claim:
             analyses.append(Path("experiments", paper, claim["analysis"]))
@@ -48,9 +59,7 @@ def needed(key: str) -> tuple[list[str], list[Path]]:
 def claim_keys() -> list[str]:
     """Every `<paper>/<table>` that is claimed."""
     files = sorted((ROOT / "experiments").glob("*/claims.yaml"))
-    return [
-        f"{f.parent.name}/{name}" for f in files for name in yaml.safe_load(f.read_text()) if name not in NOT_TABLES
-    ]
+    return [f"{file.parent.name}/{name}" for file in files for name in _read(file) if name not in NOT_TABLES]
 
 
 def load_analysis(key: str) -> ModuleType | None:

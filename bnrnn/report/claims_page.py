@@ -1,7 +1,7 @@
-"""What the judged claims look like: results/claims.md, and the table in README."""
+"""What the judged claims look like: results/claims.md, and the shorter table in README.md."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from bnrnn.metrics import metric_of
@@ -64,18 +64,31 @@ def rests_on(claim: Claim) -> str:
     return f"{words[claim.scope]}{length}, n={least}" + (f"; {missing} of its tests not run" if missing else "")
 
 
-def render_short(claims: list[Claim], link: str) -> str:
-    """A line for every claim, as README shows them; `link` leads to results/."""
+def _claim_in_words(claim: Claim) -> list[str]:
+    """[name, claim, verdict, evidence]; the verdict of runs that show nothing says what they suggest."""
+    run = [t.outcome for t in claim.counted if t.outcome]
+    verdict = claim.verdict
+    if verdict == NOT_SHOWN and run:
+        verdict += f" ({', '.join(sorted({outcome.tendency for outcome in run}))})"
+    return [claim.name, claim.says, f"**{verdict}**", rests_on(claim)]
+
+
+def render_overview(claims: list[Claim]) -> str:
+    """A line for every claim, as results/claims.md begins."""
     rows = []
     for claim in claims:
         run = [t for t in claim.counted if t.outcome]
         effects = "; ".join(effect_in_words(t) for t in run) or NONE
-        verdict = claim.verdict
-        if verdict == NOT_SHOWN and run:
-            verdict += f" ({', '.join(sorted({t.outcome.tendency for t in run if t.outcome}))})"
-        pages = ", ".join(f"[{key.split('/')[1]}]({link}{key}.md)" for key in sorted({t.key for t in run}))
-        rows.append([claim.name, claim.says, f"**{verdict}**", rests_on(claim), effects, pages or NONE])
+        pages = ", ".join(f"[{key.split('/')[1]}]({key}.md)" for key in sorted({t.key for t in run}))
+        rows.append([*_claim_in_words(claim), effects, pages or NONE])
     return markdown(["", "claim", "verdict", "rests on", "effect [95 %]", "runs"], rows)
+
+
+def render_short(claims: list[Claim]) -> str:
+    """A line for every claim that has runs, and one line for all others, as README.md shows them."""
+    table = markdown(["", "claim", "verdict", "evidence"], [_claim_in_words(c) for c in claims if c.scope])
+    without = [claim.name for claim in claims if not claim.scope]
+    return table + (f"\nNot run yet: {', '.join(without)}.\n" if without else "")
 
 
 INTRODUCTION = """
@@ -92,29 +105,30 @@ A program computed this page from the runs in this folder, by the rules in `expe
 """
 
 
-def render(claims: list[Claim], hours: dict[str, float]) -> str:
+def render(claims: list[Claim], hours: dict[str, float], measured: Collection[str] = ()) -> str:
     """The page of all claims: a line each, then every test, then what has not been run.
 
     Args:
         hours: of one core that the campaign's missing runs take, by claim.
+        measured: the tables and figures that have a page to link to, as `<paper>/<table>`.
     """
-    parts = ["# Claims of the papers", INTRODUCTION, render_short(claims, "")]
+    parts = ["# Claims of the papers", INTRODUCTION, render_overview(claims)]
     parts += ["## The rules", "".join(f"- `{name}`: {_doc(rule)}\n" for name, rule in rules.RULES.items())]
     parts[-1] += (
         f"- `{PROPERTY}`: a function of the analysis that says of every draw, or of every model, whether it has it.\n"
     )
     for paper in sorted({claim.paper for claim in claims}):
         parts.append(f"## {paper}")
-        parts += [_render_claim(claim) for claim in claims if claim.paper == paper]
-    return "\n".join([*parts, "## Tests that have not been run", _render_missing(claims, hours)])
+        parts += [_render_claim(claim, measured) for claim in claims if claim.paper == paper]
+    return "\n".join([*parts, "## Tests that have not been run", _render_missing(claims, hours, measured)])
 
 
-def _render_missing(claims: list[Claim], hours: dict[str, float]) -> str:
+def _render_missing(claims: list[Claim], hours: dict[str, float], measured: Collection[str]) -> str:
     rows = []
     for claim in claims:
         missing = [t for t in claim.tested if t.outcome is None and "replaced" not in t.test]
         cost = f"{hours[claim.name]:.1f}" if hours.get(claim.name) else "not in the campaign"
-        rows += [[claim.name, t.test["scope"], rule_in_words(t), cost] for t in missing]
+        rows += [[claim.name, t.test["scope"], rule_in_words(t, measured), cost] for t in missing]
     header = ["claim", "scope", "test", "hours"]
     about = "Hours of one core, as conf/campaign.yaml estimates them, for the missing runs that serve the claim.\n"
     return f"{about}\n{markdown(header, rows)}"
@@ -124,25 +138,34 @@ def _doc(rule: Callable[..., Any]) -> str:
     return " ".join((rule.__doc__ or "").split())
 
 
-def _render_claim(claim: Claim) -> str:
+def _render_claim(claim: Claim, measured: Collection[str]) -> str:
     rows = []
     for t in claim.tested:
         marks = "; ".join(t.outcome.marks) if t.outcome else ""
         n = str(t.outcome.n) if t.outcome else NONE
         rows.append(
-            [t.test["scope"], rule_in_words(t), n, effect_in_words(t), verdict_in_words(t), registered(t), marks]
+            [
+                t.test["scope"],
+                rule_in_words(t, measured),
+                n,
+                effect_in_words(t),
+                verdict_in_words(t),
+                registered(t),
+                marks,
+            ]
         )
     header = ["scope", "test", "n", "effect [95 %]", "verdict", "rule and first run", ""]
     return f"### {claim.name}: {claim.says}\n\n{claim.where}. **{claim.verdict}**\n\n{markdown(header, rows)}"
 
 
-def rule_in_words(tested: JudgedTest) -> str:
-    """A test as claims.yaml has it, in one line."""
+def rule_in_words(tested: JudgedTest, measured: Collection[str]) -> str:
+    """A test as claims.yaml has it, in one line; with a link to its page if there is one."""
     test = tested.test
     sides = [] if test["rule"] == PROPERTY else sides_of(test)
     between = " > " if "order" in test else ", " if "sides" in test else " against "
     skip = ("scope", "rule", "order", "sides", "of", "than", "where", "experiment", "analysis", "note", "replaced")
-    parts = [f"`{test['rule']}` [{tested.key}]({tested.key}.md)"]
+    page = f"[{tested.key}]({tested.key}.md)" if tested.key in measured else f"`{tested.key}`"
+    parts = [f"`{test['rule']}` {page}"]
     parts += [_plain(test["where"])] if "where" in test else []
     parts += [between.join(_plain(side) for side in sides)] if sides else []
     parts += [f"{k} {_plain(v)}" for k, v in test.items() if k not in skip]

@@ -236,10 +236,11 @@ def trained_runs(key: str, results_dir: Path) -> list[Run]:
 
     Raises BnrnnError if there is none.
     """
-    runs = [run for run in load_runs(key, results_dir) if (run.folder / MODEL).exists() and not run.stale]
+    runs = [run for run in load_runs(key, results_dir) if not run.stale and run.in_grid(key)]
+    runs = [run for run in runs if (run.folder / MODEL).exists()]
     if not runs:
         raise BnrnnError(
             f"{results_dir / key} has no finished run with its model: train {key} first, into {results_dir}"
         )
     most = max(run.result.updates for run in runs)
-    return [run for run in runs if run.in_grid(key) and run.result.updates == most]
+    return [run for run in runs if run.result.updates == most]

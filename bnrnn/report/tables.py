@@ -51,18 +51,12 @@ def render(key: str, results_dir: Path) -> str:
     return "\n".join(parts)
 
 
-def render_short(key: str, results_dir: Path) -> str:
-    """The sections of a page alone, as README shows them."""
-    claim, runs = load_claim(key), load_runs(key, results_dir)
-    return "\n".join(f"**{title}**\n\n{table}" for title, table in sections(key, claim, runs).items())
-
-
-def sections(key: str, claim: dict[str, Any], runs: list[Run]) -> dict[str, str]:
-    """Title and table of each comparison with the paper."""
+def sections(key: str, claim: dict[str, Any], runs: list[Run], collapse: bool = False) -> dict[str, str]:
+    """Title and table of each comparison with the paper; `collapse` as in `render_published`."""
     tables = {}
     for part in claim.get("published", []):
         title = f"{claim['title']}, {part['what']}: published and ours at the paper's length"
-        tables[title] = render_published(key, claim, part, runs)
+        tables[title] = render_published(key, claim, part, runs, collapse)
     for curve in claim["curves"]:
         if "points" in curve:
             title = curve["title"] + ": the paper's curve and ours at equal updates"
@@ -92,20 +86,30 @@ def render_search(claim: dict[str, Any], runs: list[Run]) -> str:
     return markdown([claim["rows"], "", *next(iter(search["published"].values()))], rows)
 
 
-def render_published(key: str, claim: dict[str, Any], part: dict[str, Any], runs: list[Run]) -> str:
+def render_published(
+    key: str, claim: dict[str, Any], part: dict[str, Any], runs: list[Run], collapse: bool = False
+) -> str:
     """Published, ours, difference and verdict of every cell; only runs of the paper's own length count.
 
     Ours is what `measured` says of the selected model, or with `best: min` the lowest value of the curve.
+
+    Args:
+        collapse: whether one line below the table takes the place of the rows that have no run.
     """
     planned = len(sweep(key)["seed"])
-    rows = []
+    rows, without = [], []
     for col in sweep(key)[claim["cols"]]:
         for row, published in part["cells"].items():
             if col in published:
                 cell = [r for r in runs if r.full_length and _at(key, r, claim, row, col)]
-                verdict = _verdict(cell, part, published[col], planned)
-                rows.append([f"`{row}`", f"`{col}`", f"{published[col]}", *verdict])
-    return markdown([claim["rows"], claim["cols"], "published", "ours", "difference", "verdict"], rows)
+                if collapse and not cell:
+                    without.append(f"`{row}` on `{col}` ({published[col]})")
+                else:
+                    verdict = _verdict(cell, part, published[col], planned)
+                    rows.append([f"`{row}`", f"`{col}`", f"{published[col]}", *verdict])
+    table = markdown([claim["rows"], claim["cols"], "published", "ours", "difference", "verdict"], rows)
+    missing = f"Not run at this length (published): {', '.join(without)}.\n"
+    return "\n".join([table] * bool(rows) + [missing] * bool(without))
 
 
 def render_cited(claim: dict[str, Any]) -> str:

@@ -211,7 +211,7 @@ def test_analyses_take_the_longest_runs_with_a_model_that_are_not_stale(tmp_path
     put(tmp_path, WORDS, CELL | {"seed": "3", "optim.lr": "2.0"}, {"valid/ppl": 120.0})  # beyond the grid
     of_seed = {folder.name.partition("seed=")[2][0]: folder for folder in (tmp_path / WORDS / "paper").iterdir()}
     folders = [of_seed[seed] for seed in "0123"]
-    for folder, updates in zip(folders, (100, 200, 300, 200), strict=True):
+    for folder, updates in zip(folders, (100, 200, 300, 400), strict=True):
         (folder / MODEL).touch()
         result = json.loads((folder / FILE).read_text())
         result["updates"] = updates

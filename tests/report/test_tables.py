@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import pytest
 
 from bnrnn.config import ROOT, compose_config, sweep
 from bnrnn.report import plots, tables
-from bnrnn.report.claims import claim_keys, load_claim
+from bnrnn.report.claims import claim_keys, load_claim, load_paper
+from bnrnn.report.index import render_index
 from bnrnn.report.runs import Run, load_runs
 from bnrnn.training.results import FILE, Result, config_record
 
@@ -104,7 +106,7 @@ def test_numbers_of_other_papers_are_marked_as_quoted(tmp_path):
     ours, quoted = text.split("quoted from the paper, not ours")
     assert "iRNN" not in ours
     assert row(quoted, "iRNN", "`pmnist`") == "| iRNN | `pmnist` | test accuracy (%) | 82.0 |"
-    assert "quoted" not in tables.render_short(KEY, tmp_path)
+    assert "quoted" not in render_index([KEY], tmp_path)
     fig4a = tables.render("cooijmans2016/fig4a", tmp_path)
     assert row(fig4a, "BN-e**", "`cnn_qa_top4`").endswith("| 9,000 |")
 
@@ -229,10 +231,35 @@ def test_stale_runs_have_no_time_to_accuracy(tmp_path):
     assert reach(tmp_path) == "No run has reached one of these levels.\n"
 
 
-def test_the_page_has_the_time_and_readme_has_not(tmp_path):
+def test_the_page_has_the_time_and_the_index_has_not(tmp_path):
     put(tmp_path, result("cpu", model="lstm", data="smnist", seed="0"), curve((500, 100.0, 0.9)))
     assert "time to each level" in tables.render(KEY, tmp_path)
-    assert "time to each level" not in tables.render_short(KEY, tmp_path)
+    assert "time to each level" not in render_index([KEY], tmp_path)
+
+
+def test_the_index_has_rows_of_runs_and_one_line_for_the_cells_without(tmp_path):
+    put(tmp_path, result(test=0.97, model="lstm", data="smnist", seed="0"))
+    text = render_index([KEY], tmp_path)
+    assert row(text, "`lstm`", "`smnist`").endswith("| -1.90 | outside tolerance, n=1 (tolerance 0.5) |")
+    assert "Not run at this length (published): `bn_lstm` on `smnist` (99.0), `lstm` on `pmnist` (90.2)" in text
+    assert "not run at this length |" not in text
+    assert "not run at this length |" in tables.render(KEY, tmp_path), "the page keeps a row for every cell"
+
+
+def test_a_table_of_the_index_without_any_run_is_its_line_alone(tmp_path):
+    table = render_index([KEY], tmp_path).split("**Test accuracy (%): published and ours at the paper's length**")[1]
+    assert table.split("**")[0].strip().startswith("Not run at this length (published): `lstm` on `smnist` (98.9)")
+
+
+def test_the_index_names_every_paper_and_what_has_no_runs_at_all(tmp_path):
+    text = render_index([KEY, "cooijmans2016/fig1a"], tmp_path)
+    for paper in {key.split("/")[0] for key in claim_keys()}:
+        assert f"## {load_paper(paper)}\n" in text
+    assert "### [Table 1, pixel-by-pixel MNIST](cooijmans2016/table1.md)\n" in text
+    assert f"\n- [{load_claim('cooijmans2016/fig1a')['title']}](cooijmans2016/fig1a.md)\n" in text
+    lines = [line for line in text.splitlines() if line.startswith("Tables and figures without any run: ")]
+    missing = [key.split("/")[1] for key in claim_keys() if key not in (KEY, "cooijmans2016/fig1a")]
+    assert [name for line in lines for name in re.findall(r"`(\w+)`", line)] == missing
 
 
 def test_accuracies_to_reach_are_of_the_grid_and_rising():

@@ -1,5 +1,6 @@
 """Which runs a test of a claim takes, what its claim's verdict rests on, and what the page says."""
 
+import dataclasses
 import re
 import subprocess
 from functools import cache
@@ -11,7 +12,14 @@ from bnrnn.config import ROOT, compose_config, sweep
 from bnrnn.errors import BnrnnError
 from bnrnn.report import rule_history, rules
 from bnrnn.report.claims import claim_keys, load_claim
-from bnrnn.report.claims_page import effect_in_words, render, render_short, rests_on, verdict_in_words
+from bnrnn.report.claims_page import (
+    effect_in_words,
+    render,
+    render_overview,
+    render_short,
+    rests_on,
+    verdict_in_words,
+)
 from bnrnn.report.rules import CONTRADICTED, CONTRADICTED_IN_PART, HOLDS, IN_PART, NOT_SHOWN, Outcome
 from bnrnn.report.runs import load_runs
 from bnrnn.report.verdicts import OWN, SCOPES, Claim, JudgedTest, judge, metrics_of, sides_of
@@ -164,9 +172,17 @@ def test_the_page_lists_what_was_not_run_with_its_cost():
 
 
 def test_the_page_says_what_each_claim_rests_on():
-    text = render_short([claim(a_test(HOLDS), a_test(None)), claim(a_test(None))], "results/")
-    assert "paper's data and length, n=3; 1 of its tests not run | in 3 of 3 pairs | [table1](results/" in text
+    text = render_overview([claim(a_test(HOLDS), a_test(None)), claim(a_test(None))])
+    assert "paper's data and length, n=3; 1 of its tests not run | in 3 of 3 pairs | [table1](cooijmans2016/" in text
     assert "| **not shown** | not run | – | – |" in text
+
+
+def test_the_short_table_has_a_line_for_each_claim_with_runs_and_one_line_for_the_others():
+    run, left = claim(a_test(HOLDS)), dataclasses.replace(claim(a_test(None)), name="C2")
+    table, others = render_short([run, left, dataclasses.replace(left, name="C3")]).split("\n\n")
+    assert table.splitlines()[2:] == [f"| C1 | {run.says} | **holds** | paper's data and length, n=3 |"]
+    assert others == "Not run yet: C2, C3.\n"
+    assert "Not run yet" not in render_short([run])
 
 
 def test_an_entry_that_cannot_be_understood_names_its_claim(tmp_path):

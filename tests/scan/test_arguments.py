@@ -60,7 +60,9 @@ def places(arguments: dict[str, Any]) -> list[tuple[str, int | None]]:
     return [(name, None) for name, value in arguments.items() if isinstance(value, Tensor)] + inside
 
 
-def changed(arguments: dict[str, Any], place: tuple[str, int | None], change: Callable[[Tensor], Any]) -> dict[str, Any]:
+def changed(
+    arguments: dict[str, Any], place: tuple[str, int | None], change: Callable[[Tensor], Any]
+) -> dict[str, Any]:
     name, n = place
     value = arguments[name]
     if n is None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bnrnn.scan.arguments import only_once
 from bnrnn.scan.lstm.reference import Options, Result, Statistics
+from bnrnn.scan.native.build import plain
 from bnrnn.scan.norm.reference import standardize, through_norm
 
 PARAMETERS = ("gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c")
@@ -144,11 +145,11 @@ class Steps:
 
     def gradients(self, dy: Tensor, dlast: Tensor) -> dict[str, Tensor | None]:
         """Gradients with respect to the scan's arguments, by name, given those of `results`; spends the buffers."""
-        dc = dlast.clone(memory_format=torch.contiguous_format)
+        dc = plain(dlast).clone()
         dh = torch.zeros_like(dc)
         added_to = {"weight_ih": self.weight_ih, **self.parameters}
         grads = {name: torch.zeros_like(p) for name, p in added_to.items() if p is not None}
-        self.backward(dy.contiguous(), dh, dc, grads)
+        self.backward(plain(dy), dh, dc, grads)
         return {"x_proj": self.x if self.weight_ih is None else None, "h": dh, "c": dc, **grads}
 
 
@@ -219,7 +220,7 @@ def prepare(
     G, H = weight_hh.shape
     given = {name: options.get(name) for name in PARAMETERS}
     inputs = (x_proj, h, c, weight_hh, weight_ih, *given.values())
-    constant = [None if v is None else v.detach().contiguous() for v in inputs]
+    constant = [None if v is None else plain(v.detach()) for v in inputs]
     x, h_0, c_0, weight, of_input, *parameters = constant
     assert x is not None and h_0 is not None and c_0 is not None and weight is not None
     if weight_ih is None and not overwrite and x.data_ptr() == x_proj.data_ptr():
@@ -228,7 +229,7 @@ def prepare(
     sizes = [(name, size) for name, size in (("gamma_ih", G), ("gamma_hh", G), ("gamma_c", H)) for _ in range(2)]
     used = Statistics(
         *(
-            None if given[name] is None else x.new_empty(T, size) if value is None else value.contiguous()
+            None if given[name] is None else x.new_empty(T, size) if value is None else plain(value)
             for (name, size), value in zip(sizes, population or Statistics(), strict=True)
         )
     )

@@ -98,6 +98,11 @@ def library() -> ctypes.CDLL:
     return kernels
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor as kernels read it: contiguous, and negative where a flag alone says so (parts of complex numbers)."""
+    return tensor.resolve_neg().contiguous()
+
+
 def address(tensor: Tensor | None) -> int | None:
     """Address of a contiguous float32 tensor; null for None."""
     return None if tensor is None else tensor.data_ptr()

@@ -216,7 +216,7 @@ extern "C" {
 
 void bnrnn_rhn_forward(const Rhn* sequence) {
   const Rhn& s = *sequence;
-  const int H = s.H, Q = s.Q, blocks = (H + LANES - 1) / LANES, width = round_up(Q * LANES, STRIP);
+  const int H = s.H, Q = s.Q, blocks = (H + STRIP - 1) / STRIP, width = Q * STRIP;
   const Weights weights(s.D, blocks * width, H);
   Floats entering(new float[(int64_t)s.B * H]);
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
@@ -226,7 +226,7 @@ void bnrnn_rhn_forward(const Rhn* sequence) {
 #pragma omp for schedule(static) collapse(2)
     for (int d = 0; d < s.D; ++d)
       for (int block = 0; block < blocks; ++block) {
-        const int j = block * LANES, w = std::min(LANES, H - j);
+        const int j = block * STRIP, w = std::min(STRIP, H - j);
         const Strips weight(Q * w, H, weights.of(d) + (int64_t)block * width * H);
         for (int n = 0; n < Q * w; n += STRIP)
           weight.pack_columns(n, [&](int i) { return s.weight + (((int64_t)d * Q + i / w) * H + j + i % w) * H; });
@@ -237,18 +237,18 @@ void bnrnn_rhn_forward(const Rhn* sequence) {
         if (at.normal) {
 #pragma omp for schedule(static)
           for (int block = 0; block < blocks; ++block)
-            over_blocks(block * LANES, std::min(H, (block + 1) * LANES),
+            over_blocks(block * STRIP, std::min(H, (block + 1) * STRIP),
                         [&](auto units, int j) { enter_block(at, units, j, entering.get()); });
         }
         const float* v = at.normal ? entering.get() : at.before;
 #pragma omp for schedule(static)
         for (int block = 0; block < blocks; ++block) {
-          const int from = block * LANES, to = std::min(H, from + LANES), w = to - from;
+          const int from = block * STRIP, to = std::min(H, from + STRIP), w = to - from;
           const Strips weight(Q * w, H, weights.of(d) + (int64_t)block * width * H, s.D * blocks);
           weight.times_all<false>(0, Q * w, at.n, v, H, product.get(), width, false);
           with_gates(s, [&](auto gates) {
             over_blocks(from, to, [&](auto units, int j) {
-              forward_block<gates>(at, units, j, product.get(), width, w);
+              forward_block<gates>(at, units, j, product.get() + j - from, width, w);
             });
           });
         }

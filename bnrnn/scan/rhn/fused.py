@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bnrnn.scan.arguments import only_once
+from bnrnn.scan.native.build import plain
 from bnrnn.scan.norm.reference import standardize, through_norm
 from bnrnn.scan.rhn.reference import Options, Result, RHNStatistics
 
@@ -172,9 +173,9 @@ class Steps:
 
     def gradients(self, dy: Tensor, dlast: Tensor) -> dict[str, Tensor | None]:
         """Gradients with respect to the scan's arguments, by name, given those of `results`; spends the buffers."""
-        ds = dlast.clone(memory_format=torch.contiguous_format)
+        ds = plain(dlast).clone()
         grads = {name: torch.zeros_like(p) for name, p in self.parameters.items() if p is not None}
-        self.backward(dy.contiguous(), ds, grads)
+        self.backward(plain(dy), ds, grads)
         return {"x_proj": self.x, "s": ds, "weight": self.weight_gradient(), **grads}
 
 
@@ -219,22 +220,22 @@ def prepare(
     """The steps of `rhn_fused_scan` with these arguments, to be run."""
     (T, B, G), (D, _, H) = x_proj.shape, weight.shape
     given, population = {name: options.get(name) for name in PARAMETERS}, options.get("population")
-    constant = {name: None if p is None else p.detach().contiguous() for name, p in given.items()}
+    constant = {name: None if p is None else plain(p.detach()) for name, p in given.items()}
     K = 0 if constant["gamma_s"] is None else len(constant["gamma_s"])
     shapes = {"gamma_x": (T, G), "gamma_s": (T, K, H), "gamma_z": (T, D, G)}
     used = [
-        None if given[name] is None else x_proj.new_empty(shape) if value is None else value.contiguous()
+        None if given[name] is None else x_proj.new_empty(shape) if value is None else plain(value)
         for (name, shape), value in zip(
             [pair for pair in shapes.items() for _ in range(2)], population or RHNStatistics(), strict=True
         )
     ]
     return engine(
-        x=x_proj.detach().clone(memory_format=torch.contiguous_format),
+        x=plain(x_proj.detach()).clone(),
         a=x_proj.new_empty(T, D, B, G),
         states=x_proj.new_empty(T, D, B, H),
         normal=x_proj.new_zeros(T, K, B, H) if K else None,
-        s_0=s.detach().contiguous(),
-        weight=weight.detach().contiguous(),
+        s_0=plain(s.detach()),
+        weight=plain(weight.detach()),
         parameters=constant,
         statistics=RHNStatistics(*used),
         batch=population is None,
