@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
@@ -30,7 +31,8 @@ def parameters(lstm: Any) -> list[dict[str, Tensor]]:
     for index, layer in enumerate(lstm.layers):
         values = {"weight_ih": layer.weight_ih, "weight_hh": layer.weight_hh}
         if lstm.bias:
-            values |= {"bias_ih": layer.bias, "bias_hh": layer.bias.new_zeros(()).expand_as(layer.bias)}
+            with torch.inference_mode():
+                values |= {"bias_ih": layer.bias, "bias_hh": torch.zeros_like(layer.bias)}
         theirs = names(index, lstm.num_directions)
         found.append({theirs[kind]: value for kind, value in values.items()})
     return found
