@@ -15,13 +15,16 @@ from torch import Tensor
 class Recurrence(NamedTuple):
     """What the operator has to know of a recurrence."""
 
-    prepare: Callable[..., Any]  # from tensors by name and options to Steps, with buffers for a backward pass if `keep`
+    # From tensors by name and options to Steps, with buffers for a backward pass if `keep`; with `overwrite` x_proj need
+    # not be copied, because its values are not needed.
+    prepare: Callable[..., Any]
     shapes: Callable[..., list[tuple[int, ...]]]  # of what the operator returns
     statistics: type  # named tuple of those of the batch or of the population
     kept: tuple[str, ...]  # fields of Steps that the backward pass needs, beside the statistics and `y`
 
 
 RECURRENCES: dict[str, Recurrence] = {}
+LAYOUT = torch.contiguous_format  # of all that the operator returns, as its fake implementation says
 
 
 def scan(name: str, tensors: Mapping[str, Tensor | None], population: Any, options: dict[str, Any]) -> tuple[Any, ...]:
@@ -66,7 +69,7 @@ def _scan(
     y, last = steps.results()
     statistics = [getattr(steps.statistics, name) for name in _statistics(kind, given)]
     kept = [value for field in kind.kept if (value := getattr(steps, field)) is not None] if keep else []
-    return [y, last.clone(), *statistics, *kept]
+    return [v.clone(memory_format=LAYOUT) if v is last else v for v in (y, last, *statistics, *kept)]
 
 
 @_scan.register_fake
@@ -91,7 +94,9 @@ def _scan_backward(
 ) -> list[Tensor]:
     """Gradients with respect to the tensors that are no statistics, from what `_scan` returned with `keep`."""
     kind, given = RECURRENCES[name], dict(zip(names.split(","), tensors, strict=True))
-    steps = kind.prepare(dict(given), **_options(eps, batch_sizes, ended_count, product_dtype), keep=True)
+    steps = kind.prepare(
+        dict(given), **_options(eps, batch_sizes, ended_count, product_dtype), keep=True, overwrite=True
+    )
     seen = _statistics(kind, given)
     fields = [field for field in kind.kept if getattr(steps, field) is not None]
     kept: dict[str, Any] = {f: v.clone() for f, v in zip(fields, results[2 + len(seen) :], strict=True)}
@@ -100,13 +105,13 @@ def _scan_backward(
     if seen:
         kept["statistics"] = kind.statistics(**dict(zip(seen, results[2:], strict=False)))
     grads = replace(steps, **kept).gradients(dy, dlast)
-    return [grads[key].clone() for key in given if key not in kind.statistics._fields]
+    return [grads[key].contiguous() for key in given if key not in kind.statistics._fields]
 
 
 @_scan_backward.register_fake
 def _(name: str, names: str, tensors: Sequence[Tensor], *_: Any) -> list[Tensor]:
     fields = RECURRENCES[name].statistics._fields
-    return [torch.empty_like(v) for key, v in zip(names.split(","), tensors, strict=True) if key not in fields]
+    return [v.new_empty(v.shape) for key, v in zip(names.split(","), tensors, strict=True) if key not in fields]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
