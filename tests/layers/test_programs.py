@@ -143,7 +143,7 @@ def run(code: str, folder: Path, path: Path | None, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("engine", ["fused", "cpu"])
+@pytest.mark.parametrize("engine", ["fused", "cpu", "triton"])
 @pytest.mark.parametrize("kind", ["lstm", "bn_rhn", "input_bn_lstm"])
 def test_a_gradient_of_a_gradient_names_the_reference(engine, kind):
     model, x = PROGRAMS[kind]().train(), torch.randn(B if kind == "input_bn_lstm" else T, B, I, requires_grad=True)
@@ -174,9 +174,10 @@ def test_torch_func_takes_the_reference_by_itself(kind):
     per_batch = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, torch.stack([x, x + 1]))
     for name, ref in torch.func.grad(loss)(parameters, x + 1).items():
         assert_near(name, ref, per_batch[name][1], 1e-4)
-    scan.set_backend("cpu")
-    with pytest.raises(BnrnnError, match=r"backend=cpu cannot run within torch.func: use auto or reference"):
-        torch.func.grad(loss)(parameters, x)
+    for engine in ("fused", "cpu", "triton"):
+        scan.set_backend(engine)
+        with pytest.raises(BnrnnError, match=f"backend={engine} cannot run within torch.func: use auto or reference"):
+            torch.func.grad(loss)(parameters, x)
 
 
 @pytest.fixture(autouse=True)
