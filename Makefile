@@ -1,10 +1,10 @@
-# Every command a person needs. `make help` lists them; each sets up what it needs first.
+# All commands. `make help` lists them. Each command first installs what it needs.
 PYTHON3 ?= python3
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 
-# For the reproduce targets and sweep-gamma:
+# Options of the reproduce targets and of sweep-gamma:
 BUDGET ?= paper
 SEEDS ?=
 DEVICE ?= auto
@@ -12,13 +12,13 @@ JOBS ?= 1
 HOURS ?= 1
 LAUNCHER ?=
 ARGS ?=
-# A smoke run measures nothing, so it stays out of the evidence.
+# The results of a smoke run mean nothing, so they are not written to results/.
 OUT ?= $(if $(filter smoke,$(BUDGET)),outputs,results)
 RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) \
 	$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER),$(if $(filter-out 1,$(JOBS)),hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS))) $(ARGS)
 key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 
-# What a table or figure needs stands in experiments/<paper>/claims.yaml.
+# experiments/<paper>/claims.yaml lists the recipes and analyses of a table or figure.
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 

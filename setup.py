@@ -1,6 +1,6 @@
-"""The one build step: the configurations and the papers' claims travel inside the wheel, where bnrnn.config finds them.
+"""A build step that copies conf/ and the papers' claims into the wheel, where bnrnn.config finds them.
 
-Everything else about the package stands in pyproject.toml.
+All other properties of the package are in pyproject.toml.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from setuptools.command.build_py import build_py
 class BuildPy(build_py):
     def run(self) -> None:
         super().run()
-        if self.editable_mode:  # an editable install reads them in the checkout
+        if self.editable_mode:  # an editable install reads these files in the checkout
             return
         for path in sorted([*Path("conf").rglob("*.yaml"), *Path("experiments").glob("*/claims.yaml")]):
             target = Path(self.build_lib, "bnrnn", path)

@@ -1,11 +1,12 @@
-"""Spends a given time on the most valuable missing runs, in the order of conf/campaign.yaml.
+"""Trains missing runs for a given time, the most valuable first, in the order of conf/campaign.yaml.
 
-python -m bnrnn.campaign hours=3 jobs=2        train with two workers for three hours; typed again, it resumes
-python -m bnrnn.campaign status                what is finished, running and left; measures nothing
-python -m bnrnn.campaign work                  one worker, until no run is left
-python -m bnrnn.campaign pack                  compress the small checkpoints of begun runs, for a repository to hold
+python -m bnrnn.campaign hours=3 jobs=2        train with two workers for three hours; run it again to resume
+python -m bnrnn.campaign status                print which runs are finished, running and left; measure nothing
+python -m bnrnn.campaign work                  run one worker until no run is left
+python -m bnrnn.campaign pack                  compress small checkpoints of unfinished runs, so they can be committed
 
-All take file=... (conf/campaign.yaml) and out_dir=... (results); `work` takes lane=long or lane=short as well.
+All commands take file=... (default conf/campaign.yaml) and out_dir=... (default results). `work` also takes lane=long
+or lane=short.
 """
 
 import ctypes
@@ -41,13 +42,13 @@ from bnrnn.training.stop import Interrupted, Stop
 
 MENDABLE = (HydraException, OmegaConfBaseException)
 NICE = 19
-MOST_PACKED = 2_000_000  # bytes of a checkpoint that a repository should hold
+MOST_PACKED = 2_000_000  # bytes of the largest compressed checkpoint that should be committed
 STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)  # exit statuses of a worker that was told to stop
 
 
 @dataclass
 class Options:
-    """What the command line says."""
+    """The command and the options of the command line."""
 
     command: str = "train"  # train, work, status, pack
     hours: float = math.nan
@@ -55,15 +56,15 @@ class Options:
     file: Path = ROOT / "conf" / "campaign.yaml"
     out_dir: Path = Path("results")
     lane: str = ""
-    parent: int = 0  # process of which this is a worker
-    report: int = -1  # its file descriptor for a worker's failures
+    parent: int = 0  # id of the process that started this worker
+    report: int = -1  # file descriptor to which a worker writes its failures
 
 
 def work(cells: list[Cell], failed: dict[Path, str]) -> None:
-    """Train the first cell of the list that is neither done nor being trained, and so on until there is none.
+    """Train the cells in order, skipping those that are done or that another process trains, until none is left.
 
-    Any number of processes may work on the same cells. A cell that fails is added to `failed`, with the reason, and is
-    not tried again. Raises Interrupted after SIGTERM or SIGINT, with everything saved.
+    Several processes may work on the same cells. A cell that fails is added to `failed` with the reason, and is not
+    tried again. Raises Interrupted after SIGTERM or SIGINT, after a checkpoint was saved.
     """
 
     def is_open(cell: Cell) -> bool:
@@ -74,9 +75,9 @@ def work(cells: list[Cell], failed: dict[Path, str]) -> None:
             try:
                 train(cell.cfg, cell.folder, cell.overrides, f"{cell.title}:")
             except Locked:
-                continue  # another worker was faster
+                continue  # another worker has started this cell
             except Exception as error:
-                if (cause := mendable(error, *MENDABLE)) is None:  # a bug, which must not stop the other runs
+                if (cause := mendable(error, *MENDABLE)) is None:  # a bug, but it must not stop the other runs
                     traceback.print_exc()
                 reason = " ".join(str(cause or f"{type(error).__name__}: {error}").split())  # in one line
                 failed[cell.folder] = f"{cell.title} failed: {reason}"
@@ -85,7 +86,10 @@ def work(cells: list[Cell], failed: dict[Path, str]) -> None:
 
 @contextmanager
 def _stopping_at_once() -> Iterator[None]:
-    """SIGTERM and SIGINT raise Interrupted at once, except in training, which saves first (bnrnn.training.stop)."""
+    """Context manager in which SIGTERM and SIGINT raise Interrupted at once.
+
+    Training replaces these signal handlers, because it first saves a checkpoint (bnrnn.training.stop).
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Interrupted(f"{signal.Signals(number).name}: stopped between two updates or runs; nothing is lost")
@@ -99,14 +103,14 @@ def _stopping_at_once() -> Iterator[None]:
 
 
 def in_order(entries: list[Entry], lane: str) -> list[Cell]:
-    """The cells of all entries in the order of the list; a lane's own come first."""
+    """The cells of all entries, in the order of the list. With a lane, the entries of that lane come first."""
     if lane:
         entries = sorted(entries, key=lambda entry: entry.long != (lane == LONG))
     return [cell for entry in entries for cell in entry.cells]
 
 
 def run_worker(options: Options) -> int:
-    """Be one worker; the exit status is 1 if runs failed, and 128 and the signal's number after a signal."""
+    """Run one worker. The exit status is 1 if runs failed, and 128 plus the number of SIGTERM after a signal."""
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     os.environ["TQDM_DISABLE"] = "1"  # the bars of several workers would overwrite each other
     failed: dict[Path, str] = {}
@@ -128,16 +132,16 @@ def run_worker(options: Options) -> int:
 
 
 def _end_with(parent: int) -> None:
-    """Have Linux send SIGTERM when the parent ends, so that a worker never outlives it."""
+    """Ask Linux to send SIGTERM to this worker when its parent ends, so that it never runs longer than the parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
-        raise Interrupted("the campaign has ended before its worker began")
+        raise Interrupted("the campaign ended before its worker started")
 
 
 def run_campaign(options: Options) -> int:
-    """Start the workers, stop them when the time is over or a signal arrives, and print what there is then."""
-    entries = load_entries(options.file, options.out_dir)  # so that an error in it is reported once
+    """Start the workers, stop them when the time is over or a signal arrives, and print the progress."""
+    entries = load_entries(options.file, options.out_dir)  # here, so that an error in the file is reported only once
     deadline = time.monotonic() + 3600 * options.hours
     with Stop() as stop, tempfile.TemporaryFile("w+") as report:
         lanes = [""] if options.jobs == 1 else [LONG, *["short"] * (options.jobs - 1)]
@@ -159,14 +163,14 @@ def run_campaign(options: Options) -> int:
 
 
 def _start(options: Options, lane: str, report: int) -> subprocess.Popen[bytes]:
-    """A worker, in a process group of its own: a Ctrl-C in the terminal reaches the parent alone, which stops it."""
+    """Start a worker in its own process group: Ctrl-C reaches only the present process, which then stops the worker."""
     given = {"file": options.file, "out_dir": options.out_dir, "lane": lane, "parent": os.getpid(), "report": report}
     command = [sys.executable, "-m", "bnrnn.campaign", "work", *(f"{k}={v}" for k, v in given.items() if v != "")]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[report], process_group=0)
 
 
 def pack(options: Options) -> None:
-    """Compress the checkpoint of every begun run, and tell those that are too large."""
+    """Compress the checkpoints of all unfinished runs, and print which ones are too large."""
     for cell in in_order(load_entries(options.file, options.out_dir), ""):
         path = cell.folder / CHECKPOINT
         if path.exists() and not is_being_trained(cell.folder):
@@ -176,11 +180,11 @@ def pack(options: Options) -> None:
 
 
 def parse(arguments: list[str]) -> Options:
-    """The options of the command line. Raises BnrnnError for what they cannot be."""
+    """The options of the command line. Raises BnrnnError for unknown commands and options, and for wrong values."""
     command = arguments[0] if arguments and "=" not in arguments[0] else "train"
     own = {"train": ("hours", "jobs"), "work": ("lane", "parent", "report"), "status": (), "pack": ()}
     if command not in own:
-        raise BnrnnError(f"{command} is no command of a campaign: use hours=3 jobs=2, status, work or pack")
+        raise BnrnnError(f"{command} is not a command of bnrnn.campaign: use hours=3 jobs=2, status, work or pack")
     kinds: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool], str]] = {
         "hours": (float, lambda v: 0 < v < math.inf, "a number of hours above 0, such as hours=3"),
         "jobs": (int, lambda v: v >= 1, "a number of workers, such as jobs=2"),
@@ -195,17 +199,17 @@ def parse(arguments: list[str]) -> Options:
         key, _, text = argument.partition("=")
         known = (*own[command], "file", "out_dir")
         if key not in known:
-            raise BnrnnError(f"{argument} is no option of `{command}`: use {', '.join(f'{k}=...' for k in known)}")
+            raise BnrnnError(f"{argument} is not an option of `{command}`: use {', '.join(f'{k}=...' for k in known)}")
         convert, is_valid, expected = kinds[key]
         try:
             value = convert(text)
         except ValueError:
             value = None
         if value is None or not is_valid(value):
-            raise BnrnnError(f"{argument} is not possible: expected {expected}")
+            raise BnrnnError(f"{argument} is not valid: expected {expected}")
         setattr(options, key, value)
     if command == "train" and math.isnan(options.hours):
-        raise BnrnnError("hours=... is missing: say how many hours to spend, such as hours=3")
+        raise BnrnnError("hours=... is missing: set the number of hours to train, such as hours=3")
     return options
 
 
@@ -220,8 +224,8 @@ def main() -> None:
 
 
 def cli() -> None:
-    """Run main and report what a user can mend in one message."""
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let exceptions come here unchanged
+    """Run main. Print errors that the user can correct as one message."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
     report_errors(main, *MENDABLE)
 
 

@@ -1,4 +1,4 @@
-"""The console commands. They are there without the packages of bnrnn[train] too, and then name what is missing."""
+"""The console commands. Without the packages of bnrnn[train] they end with a message that names the missing package."""
 
 import sys
 from importlib import import_module

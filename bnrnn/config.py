@@ -1,4 +1,4 @@
-"""Configurations: composing them, the grid of a sweep, the classes and labels that the files in conf/ name."""
+"""Configurations: composing them, the grid of a sweep, and the classes and labels in the files of conf/."""
 
 import re
 from collections.abc import Iterable
@@ -17,23 +17,23 @@ PACKAGE = Path(__file__).parent
 
 
 def root() -> Path:
-    """The folder with conf/ and experiments/: the checkout, or the package itself if it was installed from a wheel."""
+    """The folder that contains conf/ and experiments/: the checkout or, if installed from a wheel, the package."""
     return PACKAGE if (PACKAGE / "conf").is_dir() else PACKAGE.parent
 
 
 ROOT = root()
 CONF = ROOT / "conf"
-LABELED = ("model", "data")  # nodes of a configuration that may have a label; a setting's stands at the root
+LABELED = ("model", "data")  # nodes that may have a label; the label of a setting is a top-level key
 
 
 def compose_config(*overrides: str, hydra: bool = False) -> DictConfig:
-    """The configuration that `python -m bnrnn.train` would have with these overrides."""
+    """The configuration that `python -m bnrnn.train` would use with these overrides."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return without_labels(compose("train", list(overrides), return_hydra_config=hydra))
 
 
 def without_labels(cfg: DictConfig) -> DictConfig:
-    """The configuration without labels, which only people read: they are no part of a run's identity."""
+    """The configuration without labels, which appear only in tables and figures and do not identify a run."""
     cfg = cfg.copy()
     with open_dict(cfg):
         for node in (cfg, *(cfg[name] for name in LABELED)):
@@ -43,23 +43,24 @@ def without_labels(cfg: DictConfig) -> DictConfig:
 
 @cache
 def sweep(key: str) -> dict[str, list[str]]:
-    """The grid of an experiment: the values of each swept key, {} for a single run.
+    """The grid of an experiment: the values of each swept key, or {} for a single run.
 
-    Read from the experiment's own file, because composing takes a good part of a second.
+    It is read from the file of the experiment, because composing takes a good part of a second. Raises BnrnnError for
+    an unknown experiment.
     """
     path = CONF / "experiment" / f"{key}.yaml"
     if not path.exists():
         raise BnrnnError(
-            f"experiment={key} is unknown: there is no {path.relative_to(ROOT)}; use a file that exists there"
+            f"experiment={key} is unknown: {path.relative_to(ROOT)} does not exist; use a file in conf/experiment/"
         )
     sweeper = yaml.safe_load(path.read_text()).get("hydra", {}).get("sweeper", {})
     return grid_of(f"{key}={values}" for key, values in sweeper.get("params", {}).items())
 
 
 def grid_of(overrides: Iterable[str]) -> dict[str, list[str]]:
-    """The values of each override, as hydra writes them in a sweep's folders: 0.01 for 1e-2, ~key=null for ~key.
+    """The values of each override, written as hydra does in folder names: 1e-2 as 0.01, ~key as ~key=null.
 
-    As in hydra's own sweeper a later override replaces an earlier one, in its place.
+    As in hydra's sweeper, a later override of the same key replaces the earlier one but keeps its position.
     """
     grid = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
@@ -72,14 +73,14 @@ def grid_of(overrides: Iterable[str]) -> dict[str, list[str]]:
 
 @cache
 def targets() -> dict[str, str]:
-    """The import path of every class or function of bnrnn that the files in conf/ name, by its name alone."""
+    """The import paths of all classes and functions of bnrnn that conf/ names, by the last part of the path."""
     texts = (path.read_text() for path in sorted(CONF.rglob("*.yaml")))
     paths = {path for text in texts for path in re.findall(r"_target_: *(bnrnn\.[\w.]+)", text)}
     return {path.rpartition(".")[2]: path for path in sorted(paths)}
 
 
 def with_present_paths(record: Any) -> Any:
-    """A stored configuration with the import paths of today, where its classes have moved since it was stored."""
+    """A stored configuration with current import paths, because classes may have moved since it was stored."""
     if isinstance(record, dict):
         return {k: _present(v) if k == "_target_" else with_present_paths(v) for k, v in record.items()}
     return [with_present_paths(v) for v in record] if isinstance(record, list) else record
@@ -91,6 +92,6 @@ def _present(path: str) -> str:
 
 @cache
 def label(group: str, option: str) -> str:
-    """What people call an option of a config group, such as model=bn_lstm; its own name where it has no label."""
+    """The label of an option of a config group, such as model=bn_lstm, or its name if it has no label."""
     path = CONF / group / f"{option}.yaml"
     return yaml.safe_load(path.read_text()).get("label", option) if path.exists() else option

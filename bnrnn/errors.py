@@ -1,4 +1,4 @@
-"""The one error for what a user can mend, and how programs report it."""
+"""The error class for mistakes that a user can correct, and how programs report it."""
 
 import math
 import sys
@@ -8,22 +8,22 @@ from typing import Any
 
 
 class BnrnnError(ValueError):
-    """Bad input, data or configuration. The message names the culprit, what was expected and what to do."""
+    """Bad input, data or configuration. The message names the file or key, what was expected and what to do."""
 
 
 def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
-    """What a user can mend of an error (BnrnnError, and the types in `also`), or None: then it is a bug.
+    """The error if a user can correct it (a BnrnnError or one of the types in `also`), or None if it is a bug.
 
-    An error inside of hydra's instantiate is unwrapped.
+    If hydra's instantiate has wrapped a BnrnnError, that BnrnnError is returned.
     """
     cause = error.__cause__ if isinstance(error.__cause__, BnrnnError) else error
     return cause if isinstance(cause, (BnrnnError, *also)) else None
 
 
 def report_errors(main: Callable[[], None], *also: type[Exception]) -> None:
-    """Run a program; what its user can mend (see `mendable`) ends it with one message.
+    """Run a program. An error that the user can correct (see `mendable`) ends it with one message.
 
-    Anything else is a bug and keeps its traceback.
+    Any other error is a bug and keeps its traceback.
     """
     try:
         main()

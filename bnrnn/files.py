@@ -1,4 +1,4 @@
-"""Writing files atomically: a file is the old one or the new one, never half of one."""
+"""Writing files atomically: readers find the old file or the complete new one, never a part of it."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import IO, Any
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to, which takes the place of `path` at the end; after an error `path` is what it was."""
+    """Context manager with a file to write, which replaces `path` at the end. After an error, `path` is unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:
@@ -24,6 +24,6 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON atomically, one line a value."""
+    """Write JSON atomically, with one value per line."""
     with atomic_write(path) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())

@@ -1,17 +1,17 @@
-"""The memory of the process."""
+"""The heap of the process."""
 
 import ctypes
 
 
 def keep_heap() -> None:
-    """Let the C library keep freed memory for the whole process, as `bnrnn.train` does.
+    """Make the C library keep freed memory instead of returning it to the system, as `bnrnn.train` does.
 
-    A training step allocates hundreds of megabytes and frees them again. Where glibc hands that memory back to the
-    system each time, page faults on fresh memory take up to a third of a step, of this package's layers and of torch's
-    alike. Call it once, before the first step; the process then keeps the most memory that it ever used. It does
-    nothing where there is no glibc (macOS, musl).
+    A training update allocates and frees hundreds of megabytes. If glibc returns this memory to the system each time,
+    page faults on new memory take up to a third of an update, with the layers of this package and of torch alike. Call
+    this function once, before the first update. The process then never gives memory back until it ends. Without glibc
+    (macOS, musl) the function does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(-4, 0)  # M_MMAP_MAX: large blocks from the heap too
-        mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink it
+        mallopt(-4, 0)  # M_MMAP_MAX: allocate large blocks from the heap too
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: never shrink the heap

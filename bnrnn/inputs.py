@@ -1,4 +1,4 @@
-"""What a dataset hands to the training loop and a model reads: the only thing that data and models share."""
+"""Batches: the types that datasets produce and models read. Datasets and models share nothing else."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -12,12 +12,14 @@ START, END = 0, 1  # ids that begin and end every caption
 
 
 class Batch(NamedTuple):
-    """Time-major inputs, and the class to predict at each step, IGNORE where nothing is scored.
+    """Time-major inputs, and the class to predict at each step.
 
-    Targets may have fewer steps than the inputs: those at the end of the sequences, the only ones that are scored.
-    Inputs are features (T, B, I), or ids (T, B), or whatever else the data's model reads: a tuple of tensors and plain
-    values. `carried`: the sequences continue those of the previous batch. `t_start`: index of the first time step; it
-    selects the population statistics.
+    Args:
+        inputs: features (T, B, I), ids (T, B), or a named tuple of tensors and plain values for special models.
+        targets: the classes; IGNORE marks steps that are not scored. If there are fewer steps than inputs, the targets
+            belong to the last steps, and only these are scored.
+        carried: whether the sequences continue those of the previous batch.
+        t_start: index of the first time step; it selects the population statistics.
     """
 
     inputs: Float[Tensor, "T B I"] | Int[Tensor, "T B"] | Any
@@ -42,7 +44,7 @@ class Padded(NamedTuple):
 
 
 class Captioned(NamedTuple):
-    """What a captioner reads: features, and words from START on, padded with END."""
+    """The input of a captioner: image features, and ids of captions, which begin with START and are padded with END."""
 
     features: Float[Tensor, "B F"]
     words: Int[Tensor, "T B"]
@@ -50,19 +52,24 @@ class Captioned(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What an attentive reader reads: ids, padded at the end, and the ids that the answer may be chosen from."""
+    """The input of an attentive reader: ids of passages and questions, padded at the end, and candidate answers."""
 
     passage: Int[Tensor, "T B"]
     passage_lengths: list[int]
     question: Int[Tensor, "S B"]
     question_lengths: list[int]
-    candidates: Int[Tensor, "C B"]  # entities of the passage; a column with fewer than C repeats its first
+    candidates: Int[
+        Tensor, "C B"
+    ]  # ids of the entities of each passage; a column with fewer than C repeats its first id
 
 
 class References(NamedTuple):
-    """What captions that a model generates are scored against.
+    """The references for scoring generated captions.
 
-    `features`: of each image. `captions`: those that people wrote of each image. `spell`: a caption from its ids.
+    Args:
+        features: the features of each image, from which the model generates captions.
+        captions: the captions that people wrote for each image.
+        spell: converts the ids of a caption to words.
     """
 
     features: Float[Tensor, "N F"]

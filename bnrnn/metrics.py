@@ -1,6 +1,6 @@
-"""Every metric: the table of them, masked losses, scores of logits against targets, scores of captions.
+"""All metrics: their table, masked losses, scores of logits, and scores of captions.
 
-Scores of captions are those of pycocoevalcap, the evaluation of COCO captions; it comes with the extra `captions`.
+Captions are scored by pycocoevalcap, the evaluation code of COCO captions, which the extra `captions` installs.
 """
 
 import math
@@ -18,18 +18,20 @@ from torch import Tensor
 from bnrnn.inputs import IGNORE
 
 TOKEN = re.compile(r"n't\b|'(?:s|re|ve|ll|d|m)\b|\w+?(?=n't\b)|\w+(?:[-/&]\w+)*(?:\.\w+)*|[^\w\s]")
-SIGNS = "&$%#+=*@/~<>"  # that count as words
+SIGNS = "&$%#+=*@/~<>"  # signs that count as words
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What `<split>/<name>` measures, and how people read it.
+    """A metric `<split>/<name>` and how tables and figures show it.
 
     Args:
-        unit: of differences, after scaling.
-        scale: the factor of a number in a table.
-        better: 1 where more is better, -1 where less is.
-        from_loss: the metric as a function of a mean cross-entropy in nats, where it is one.
+        title: the name in text and on axes.
+        unit: the unit of differences, after scaling.
+        scale: tables show the value times this factor.
+        digits: number of decimal places in tables.
+        better: 1 if a higher value is better, -1 if a lower value is better.
+        from_loss: computes the metric from a mean cross-entropy in nats; None if it is not a function of it.
     """
 
     name: str
@@ -55,35 +57,35 @@ METRICS = {
         Metric("meteor", "METEOR", better=1),
     )
 }
-READ = ("ppl", "bpc", "error", "accuracy")  # what people read of a run: the first of these that it has
-SCORES = ("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider", "meteor")  # of captions
+READ = ("ppl", "bpc", "error", "accuracy")  # the main metric of a run is the first of these that it has
+SCORES = ("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider", "meteor")  # scores of captions
 
 
 def metric_of(key: str) -> Metric | None:
-    """The metric of `<split>/<name>`, also with `_<how it was measured>` at its end; None if it is not in the table."""
+    """The metric of a key `<split>/<name>`, also with a suffix such as `_batch_statistics`; None if it is unknown."""
     name = key.split("/")[-1]
     return next((m for m in METRICS.values() if name == m.name or name.startswith(f"{m.name}_")), None)
 
 
 def in_words(metric: Metric) -> str:
-    """What a table says that its numbers are."""
+    """The name of the metric in the heading of a table."""
     return f"{metric.title} in %" if metric.scale == 100 else metric.title
 
 
 def sign(key: str) -> int:
-    """1 where more of `<split>/<metric>` is better, -1 where less is."""
+    """1 if a higher value of `<split>/<metric>` is better, -1 if a lower value is better."""
     metric = metric_of(key)
     return metric.better if metric else -1
 
 
 def from_loss(name: str, loss: float) -> dict[str, float]:
-    """{name: value} where the metric is a function of the loss, else {}."""
+    """{name: value} if the metric is a function of the loss (in nats), else {}."""
     function = METRICS[name].from_loss if name in METRICS else None
     return {name: function(loss)} if function else {}
 
 
 def axis_title(key: str) -> str:
-    """What the axis of a figure calls `<split>/<metric>`. Curves of validation have the batch's statistics."""
+    """The axis title for `<split>/<metric>` in figures. Validation curves are measured with batch statistics."""
     metric, split = metric_of(key), key.split("/")[0]
     if metric is None or split not in ("train", "valid"):
         return key
@@ -96,19 +98,19 @@ def cross_entropy(logits: Float[Tensor, "T B V"], targets: Int[Tensor, "T B"]) -
 
 
 def error(logits: Float[Tensor, "T B V"], targets: Int[Tensor, "T B"]) -> Float[Tensor, ""]:
-    """Share of the scored steps whose most probable class is wrong."""
+    """Fraction of the scored steps whose most probable class is wrong."""
     scored = targets != IGNORE
     return ((logits.argmax(-1) != targets) & scored).sum() / scored.sum()
 
 
 def scored_steps(targets: Int[Tensor, "T B"]) -> Float[Tensor, ""]:
-    """Scored steps of a sequence, the mean over the batch."""
+    """Number of scored steps of a sequence, averaged over the batch."""
     return (targets != IGNORE).sum() / targets.shape[1]
 
 
 @dataclass
 class Scores:
-    """Sums over batches, so that a mean over a split does not depend on how it was cut."""
+    """Sums over batches, so that the mean over a split does not depend on the sizes of its batches."""
 
     loss: float = 0.0
     correct: int = 0
@@ -123,7 +125,7 @@ class Scores:
         self.count += len(targets)
 
     def means(self, metric: str = "accuracy") -> dict[str, float]:
-        """`loss` in nats, `accuracy` in 0-1, and the metric that people read."""
+        """`loss` in nats, `accuracy` in 0-1, and `metric`; NaN if nothing was scored."""
         if self.count == 0:
             return {"loss": math.nan, "accuracy": math.nan, metric: math.nan}
         loss = self.loss / self.count
@@ -138,10 +140,10 @@ def has_java() -> bool:
 
 
 def score(candidates: list[str], references: list[list[str]]) -> dict[str, float]:
-    """BLEU-1 to 4, ROUGE-L, CIDEr, and METEOR if there is Java, of one caption an image against its references.
+    """BLEU-1 to 4, ROUGE-L, CIDEr and, if Java is installed, METEOR of one candidate caption per image.
 
-    Without Java captions are cut into words by `tokenize`, which differs from pycocoevalcap's tokenizer in one of some
-    600 captions.
+    Without Java, `tokenize` splits captions into words. Its result differs from that of pycocoevalcap's tokenizer in
+    about one of 600 captions.
     """
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
@@ -170,5 +172,5 @@ def _tokenized(captions: list[list[str]]) -> dict[int, list[str]]:
 
 
 def tokenize(caption: str) -> str:
-    """Lower-case words with blanks between, contractions apart, without punctuation, as the Penn Treebank's."""
+    """Split a caption like the Penn Treebank: lower case, contractions split, no punctuation, joined by spaces."""
     return " ".join(w for w in TOKEN.findall(caption.lower()) if any(c.isalnum() for c in w) or w in SIGNS)

@@ -1,4 +1,4 @@
-"""What a sweep would take on this machine, before anything is started.
+"""Measures how long the runs of a sweep would take on this machine, without starting them.
 
 python -m bnrnn.plan experiment=cooijmans2016/table2 budget=paper out_dir=results seed=0
 """
@@ -33,16 +33,16 @@ from bnrnn.training.loop import Trainer, TrainState, outputs
 from bnrnn.training.results import FILE, Result, check_same_config, config_record
 from bnrnn.training.stop import Stop
 
-NUM_UPDATES = 4  # the first of which is not counted
+NUM_UPDATES = 4  # updates to measure; the first is a warm-up
 
 
 @dataclass
 class Cost:
-    """Measured on this machine: seconds of an update and of everything else, and the most memory held."""
+    """The cost of a run on this machine: time of an update, time of all evaluations, and peak memory."""
 
     updates: int
     seconds_per_update: float
-    evaluation_seconds: float  # of all evaluations of a whole run, the final ones included
+    evaluation_seconds: float  # time of all evaluations of a whole run, including the final ones
     gib: float
 
     def seconds(self, done: int) -> float:
@@ -51,7 +51,10 @@ class Cost:
 
 
 def cells(arguments: list[str]) -> list[Cell]:
-    """Every cell that these overrides of `python -m bnrnn.train` would run, in hydra's order, and how far each is."""
+    """All cells that `python -m bnrnn.train` would run with these overrides, in hydra's order, with their progress.
+
+    Raises BnrnnError for a result of another configuration.
+    """
     found = expand(arguments)
     for cell in found:
         if (cell.folder / FILE).exists():
@@ -64,7 +67,7 @@ def cells(arguments: list[str]) -> list[Cell]:
 
 
 def measure(record: dict[str, Any]) -> Cost:
-    """Make a few real updates, and one batch of every kind of evaluation. Nothing is written."""
+    """Measure a few real updates and one batch of every kind of evaluation. Nothing is saved."""
     cfg, device, data, model = build(OmegaConf.create(record))
     cuda = device.type == "cuda"
 
@@ -103,7 +106,7 @@ def measure(record: dict[str, Any]) -> Cost:
         estimates = one_pass("train", cfg.population_batch_size, budget.population_batches)
         total += len(estimated_together(model)) * estimates
     for count, extra in data.extra_tests().values():
-        # One sequence has a batch of one, of which batch statistics cannot be had: two of them take about as long.
+        # A batch of one sequence has no batch statistics, so time two copies of it, which take about as long.
         pair = (b._replace(inputs=b.inputs.repeat(1, 2), targets=b.targets.repeat(1, 2)) for b in islice(extra, 1))
         total += limited(count, budget.eval_batches) * first_batch(pair)
     held = (
@@ -113,7 +116,10 @@ def measure(record: dict[str, Any]) -> Cost:
 
 
 def costs(planned: list[Cell]) -> dict[str, Cost]:
-    """The cost of every kind of cell that is not done, seeds apart, each measured in a process of its own."""
+    """The cost of every kind of cell that is not done. Each kind is measured in its own process.
+
+    Cells of one kind differ only in their seeds.
+    """
     found = {}
     for cell in planned:
         if cell.state in ("to do", "begun") and _kind(cell) not in found:
@@ -125,13 +131,13 @@ def costs(planned: list[Cell]) -> dict[str, Cost]:
 
 
 def _kind(cell: Cell) -> str:
-    """What decides a cell's cost: all but its seed, and of a random search's trial the size of its batches."""
+    """The options that determine the cost of a cell: its overrides without seed and trial, and its batch size."""
     named = {k: v for k, v in cell.overrides.items() if k not in ("seed", "search.trial")}
     return " ".join(f"{k}={v}" for k, v in {**named, "batch_size": cell.cfg.batch_size}.items())
 
 
 def duration(seconds: float | int) -> str:
-    """Seconds in the unit that people would use."""
+    """A duration in days, hours, minutes or seconds."""
     for size, unit in ((172_800, 86_400), (7_200, 3_600), (120, 60)):
         if seconds >= size:
             return f"{seconds / unit:.1f} {({86_400: 'days', 3_600: 'hours', 60: 'minutes'})[unit]}"
@@ -139,7 +145,7 @@ def duration(seconds: float | int) -> str:
 
 
 def render(planned: list[Cell], measured: dict[str, Cost]) -> str:
-    """A line a cell, and what remains in all."""
+    """A table with one row per cell, and the total time left."""
     rows, total, memory = [], 0.0, 0.0
     for cell in planned:
         cost = measured.get(_kind(cell)) if cell.state in ("to do", "begun") else None
@@ -170,7 +176,7 @@ def main() -> None:
 
 
 def cli() -> None:
-    """Run main and report what a user can mend in one message."""
+    """Run main. Print errors that the user can correct as one message."""
     report_errors(main, HydraException, OmegaConfBaseException)
 
 

@@ -1,4 +1,4 @@
-"""The only entry: configuration -> objects -> fit -> result.json.
+"""The training command: builds the objects of a configuration, trains, and writes result.json.
 
 python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 """
@@ -37,21 +37,21 @@ from bnrnn.training.stop import Stop
 
 
 def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = None, title: str = "") -> Result:
-    """Train one cell in `run_dir`, resume it where it stopped, or return the result that is already there.
+    """Train one cell in `run_dir`, resume it from its checkpoint, or return the result if it is finished.
 
-    Raises BnrnnError for bad input, Locked if another process is training it, and Interrupted (bnrnn.training.stop)
-    after SIGTERM or SIGINT, with everything saved.
+    Raises BnrnnError for bad input, Locked if another process is training the cell, and Interrupted
+    (bnrnn.training.stop) after SIGTERM or SIGINT, after a checkpoint was saved.
     """
     cfg = apply_trial(cfg)
     record = config_record(cfg)
     if not (run_dir / FILE).exists():
         run_dir.mkdir(parents=True, exist_ok=True)
         with locked(run_dir):
-            if not (run_dir / FILE).exists():  # another process may have finished the run before we got the lock
+            if not (run_dir / FILE).exists():  # another process may have finished it before we got the lock
                 return _train(cfg, record, run_dir, overrides or {}, title)
     result = Result.read(run_dir / FILE)
     check_same_config(result.config, record, run_dir / FILE)
-    say(f"{os.path.relpath(run_dir)}: {result.status} before", title)
+    say(f"{os.path.relpath(run_dir)}: already {result.status}", title)
     return result
 
 
@@ -76,7 +76,7 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
         if saved is not None:
             trainer.restore(saved)
         where = environment(device, cfg.precision)
-        if where["backend"] not in engines_of(model):  # what `auto` took for the machine; the tanh RNN has one engine
+        if where["backend"] not in engines_of(model):  # the tanh RNN has only the reference engine
             where["backend"] = "reference"
         begun = f"resumed at update {state.update}" if saved else "from the start"
         how = f"{where['backend']} engine, {cfg.precision}"
@@ -108,12 +108,13 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
 
 
 def measure(trainer: Trainer) -> dict[str, float]:
-    """Restore the best weights; report test and validation with every kind of statistics.
+    """Restore the best weights, and measure validation and test with every kind of statistics.
 
-    `<split>/<metric>` is the model chosen by validation with batch statistics: validation with these, test with
-    population statistics. `..._batch_statistics`, `..._population_statistics` and `..._shared_statistics` (population
-    statistics averaged over time) name the others. `..._chosen_by_population` is the model chosen by validation with
-    population statistics, measured with them, where the recipe recorded it.
+    `valid/<metric>` is measured with batch statistics, which also selected the model, and `test/<metric>` with
+    population statistics. The suffixes `_batch_statistics`, `_population_statistics` and `_shared_statistics`
+    (population statistics averaged over time) name the other measurements. The suffix `_chosen_by_population` names
+    those of the model that validation with population statistics selected; they exist only if the recipe sets
+    `population_every`.
     """
     model, best, best_population = trainer.model, trainer.state.best, trainer.state.best_population
     assert best is not None
@@ -139,7 +140,10 @@ def _named(metrics: dict[str, float], suffix: str) -> dict[str, float]:
 
 
 def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.Module]:
-    """Set the process up as the configuration says, and make what is trained; its lengths are in updates now."""
+    """Configure the process, and build the data and the model. The budget of the returned configuration is in updates.
+
+    Raises BnrnnError for options that do not exist, or that this machine or the model does not support.
+    """
     torch.set_num_threads(cfg.num_threads)
     set_backend(cfg.backend)
     device = choose_device(cfg.device)
@@ -155,13 +159,13 @@ def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.M
 
 
 def engines_of(model: nn.Module) -> tuple[str, ...]:
-    """The engines that all recurrent layers of the model have."""
+    """The engines that implement all recurrent layers of the model."""
     layers = [layer for layer in model.modules() if isinstance(layer, RecurrentLayer)]
     return tuple(name for name in ENGINES if all(name in layer.engines for layer in layers))
 
 
 def with_lengths(cfg: DictConfig, data: SequenceData) -> DictConfig:
-    """The configuration with its budget in updates, where it is given in epochs."""
+    """The configuration with its budget in updates. A budget in epochs is converted."""
     cfg, per_epoch = cfg.copy(), data.num_batches("train", cfg.batch_size)
     if cfg.budget.updates is None:
         cfg.budget.updates = cfg.budget.epochs * per_epoch
@@ -171,14 +175,14 @@ def with_lengths(cfg: DictConfig, data: SequenceData) -> DictConfig:
 
 
 def named_overrides(overrides: Iterable[str]) -> list[tuple[str, str]]:
-    """Key and value of each override, in the order of the keys; one that deletes has the key ~key and no value."""
+    """The (key, value) pairs of the overrides, sorted by key. A deletion has the key ~key and an empty value."""
     pairs = (override.lstrip("+").partition("=") for override in overrides)
     return sorted((key, value) for key, _, value in pairs)
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
 def main(cfg: DictConfig) -> None:
-    """One cell, as hydra runs it."""
+    """Train one cell; hydra calls this function for each cell of a sweep."""
     job = HydraConfig.get()
     excluded = job.job.config.override_dirname.exclude_keys
     overrides = {key: value for key, value in named_overrides(job.overrides.task) if key not in excluded}
@@ -188,8 +192,8 @@ def main(cfg: DictConfig) -> None:
 
 
 def cli() -> None:
-    """Run main and report what a user can mend in one message."""
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let exceptions come here unchanged
+    """Run main. Print errors that the user can correct as one message."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
     report_errors(main, HydraException, OmegaConfBaseException)
 
 

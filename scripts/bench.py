@@ -1,8 +1,8 @@
 """Time a training step of a BN-LSTM against torch.nn.LSTM and a naive loop, for every engine of this machine.
 
-python scripts/bench.py --quick                    minutes: short sequences, one thread, no memory
-python scripts/bench.py [--device cuda]            the tasks' own lengths, one and two threads, memory
-python scripts/bench.py --render results/bench/cpu-quick.json   print what was stored
+python scripts/bench.py --quick                    minutes: short sequences, one thread, without memory
+python scripts/bench.py [--device cuda]            sequences of the tasks' lengths, one and two threads, memory
+python scripts/bench.py --render results/bench/cpu-quick.json   print the page of a stored benchmark
 """
 
 import argparse
@@ -38,7 +38,7 @@ FULL = Plan("full", full_length=True, memory=True, threads=(1, 2), error_T=50, s
 
 
 def cases(shapes: dict[str, Shape], plan: Plan, device: torch.device, peers: bool) -> Iterator[Case]:
-    """Everything that is timed, training steps once for each number of threads, the rest on one."""
+    """All cases. Training steps are timed for each number of threads, the rest on one thread."""
     usable = [n for n in plan.threads if n == 1 or (device.type == "cpu" and n <= (os.cpu_count() or 1))]
     for num_threads in usable:
         torch.set_num_threads(num_threads)
@@ -63,7 +63,7 @@ def errors_of(shapes: dict[str, Shape], plan: Plan, device: torch.device) -> dic
 
 
 def memory_of(shapes: dict[str, Shape], plan: Plan, device: torch.device, precision: str) -> dict[str, Any]:
-    """Each in a fresh process."""
+    """The memory growth of every variant; each is measured in a new process."""
     found = {}
     for key, shape in shapes.items():
         T = shape.T if plan.full_length else shape.quick_T
@@ -77,9 +77,9 @@ def memory_of(shapes: dict[str, Shape], plan: Plan, device: torch.device, precis
 def everything(
     shapes: dict[str, Shape], plan: Plan, device: torch.device, precision: str, peers: bool
 ) -> dict[str, Any]:
-    """All that is stored. Leaves the choice of engine at `auto`."""
+    """Run the whole benchmark and return what is stored. Afterwards the engine is `auto`."""
     set_precision(device, precision)
-    keep_heap()  # as training does: page faults on fresh memory may be a third of nn.LSTM's time
+    keep_heap()  # as in training: page faults on new memory may take a third of nn.LSTM's time
     has_memory = plan.memory and (device.type == "cuda" or CLEAR_REFS.exists())
     set_backend("auto")
     return {
@@ -99,7 +99,7 @@ def everything(
 
 
 def hardware(device: torch.device) -> str:
-    """The processor or GPU in words."""
+    """The name of the processor or GPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
@@ -114,7 +114,7 @@ def chosen(names: str, shapes: dict[str, Shape]) -> dict[str, Shape]:
     """The shapes of a list such as S1,S4."""
     unknown = [name for name in names.split(",") if name not in shapes]
     if unknown:
-        raise BnrnnError(f"shapes={names}: {', '.join(unknown)} is unknown, use {', '.join(shapes)}")
+        raise BnrnnError(f"--shapes {names}: {', '.join(unknown)} is unknown, use {', '.join(shapes)}")
     return {name: shapes[name] for name in names.split(",")}
 
 
@@ -123,14 +123,12 @@ def main(argv: list[str] | None = None, shapes: dict[str, Shape] = layers.SHAPES
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument(
-        "--precision", choices=["float32", "tf32", "bfloat16"], help="of both sides; on a GPU tf32 unless given"
+        "--precision", choices=["float32", "tf32", "bfloat16"], help="precision of all variants; default tf32 on a GPU"
     )
-    parser.add_argument(
-        "--peers", action="store_true", help="what one would take instead: JAX, the compiled naive loop"
-    )
-    parser.add_argument("--shapes", metavar="S1,S4", help="only these; then stored in outputs/bench")
-    parser.add_argument("--out-dir", type=Path, metavar="DIR", help="instead of results/bench")
-    parser.add_argument("--render", type=Path, metavar="FILE", help="print what is stored and measure nothing")
+    parser.add_argument("--peers", action="store_true", help="also time JAX and the compiled naive loop")
+    parser.add_argument("--shapes", metavar="S1,S4", help="time only these, and store in outputs/bench")
+    parser.add_argument("--out-dir", type=Path, metavar="DIR", help="store here instead of results/bench")
+    parser.add_argument("--render", type=Path, metavar="FILE", help="print a stored benchmark, measure nothing")
     args = parser.parse_args(argv)
     if args.render:
         print(render_file(args.render))

@@ -1,11 +1,11 @@
-"""Caption images of your own with a trained run.
+"""Caption your own images with a trained run.
 
 python scripts/caption.py RUN --images FOLDER --weights inception_v3_google-0cc3c7bd.pth
 python scripts/caption.py RUN --features FILE.npz
 
-RUN is the folder of a finished run, with its model.pt; the captions that it was trained on are needed too, because they
-hold its vocabulary. Features must be those of the network that the run had: Inception_v3 computes them here, those of
-another network are read from arrays `file_name` (N) and `features` (N, F).
+RUN is the folder of a finished run with its model.pt. The captions on which it was trained are needed too, because they
+determine its vocabulary. Features must come from the network that the run was trained with. This program computes those
+of Inception_v3; those of another network are read from the arrays `file_name` (N,) and `features` (N, F).
 """
 
 import os
@@ -29,31 +29,32 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 
 
 def features_of(folder: Path, weights: Path | None) -> tuple[list[Path], Float[Tensor, "N F"]]:
-    """The images of a folder, by name, and their features by Inception_v3. Raises BnrnnError for one that is none."""
+    """The images of a folder, sorted by name, and their Inception_v3 features (N, F).
+
+    Raises BnrnnError without weights or images, and for a file that is not an image.
+    """
     if weights is None:
-        raise BnrnnError("--images needs --weights, the file of torchvision's Inception_v3; or give --features")
+        raise BnrnnError("--images needs --weights, the file of torchvision's Inception_v3; or use --features")
     paths = sorted(path for path in folder.glob("*") if path.suffix.lower() in ENDINGS)
     if not paths:
         raise BnrnnError(f"{folder} has no image: expected files that end in {', '.join(ENDINGS)}")
     network = inception_v3(weights)
     with torch.no_grad():
-        return paths, torch.cat([network(images).half().float() for _, images in batches(paths)])  # as they are stored
+        return paths, torch.cat([network(images).half().float() for images in batches(paths)])  # rounded as stored
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--images", type=Path, metavar="FOLDER")
-    parser.add_argument("--weights", type=Path, metavar="FILE", help="torchvision's of Inception_v3")
-    parser.add_argument("--features", type=Path, metavar="FILE", help="instead of images")
-    parser.add_argument(
-        "--beam", type=int, default=BEAM_SIZE, help=f"captions kept in the search; {BEAM_SIZE} by default"
-    )
-    parser.add_argument("--out-dir", type=Path, metavar="DIR", help="write captions.json there, and captions.png")
+    parser.add_argument("--weights", type=Path, metavar="FILE", help="torchvision's Inception_v3 file")
+    parser.add_argument("--features", type=Path, metavar="FILE", help="read features instead of images")
+    parser.add_argument("--beam", type=int, default=BEAM_SIZE, help=f"size of the beam; default {BEAM_SIZE}")
+    parser.add_argument("--out-dir", type=Path, metavar="DIR", help="write captions.json and captions.png here")
     parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
     args = parser.parse_args(argv)
     if (args.images is None) == (args.features is None):
-        raise BnrnnError("give either --images or --features")
+        raise BnrnnError("expected either --images or --features: use one of them")
     model, data = load_trained(args.run, args.data_dir)
     if not isinstance(data, CaptionData):
         raise BnrnnError(f"{args.run} is not a captioner: it was trained on {data.description}")
@@ -65,8 +66,8 @@ def main(argv: list[str] | None = None) -> None:
         paths, features = [], torch.from_numpy(values.astype(np.float32))
     if features.shape[1] != data.feature_size:
         raise BnrnnError(
-            f"{args.run} was trained on {data.feature_size:,} features an image, from another network than these "
-            f"{features.shape[1]:,}: give --features of that network"
+            f"{args.run} was trained on {data.feature_size:,} features per image, but these are {features.shape[1]:,}, "
+            "so they come from another network: use --features of the network of the run"
         )
     found = decode(model, features, args.beam)
     captions = [

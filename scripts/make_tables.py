@@ -1,8 +1,8 @@
-"""Render tables and figures from what has been run.
+"""Render tables and figures from the results of finished runs.
 
-python scripts/make_tables.py                       the pages and figures in results/, and the tables in README.md
-python scripts/make_tables.py --check               fail if one of those is not what the results say
-python scripts/make_tables.py --show KEY --results DIR    one experiment: print its table, draw its figures
+python scripts/make_tables.py                       render all pages and figures in results/, and README.md's tables
+python scripts/make_tables.py --check               fail if a page or a table does not match the results
+python scripts/make_tables.py --show KEY --results DIR    one experiment: print its table and plot its figures
 """
 
 import argparse
@@ -32,7 +32,7 @@ BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def measured_keys() -> list[str]:
-    """The claims that have results."""
+    """The keys `<paper>/<table>` that have results."""
 
     def is_measured(key: str) -> bool:
         return (RESULTS / f"{key}.json").exists() if "analysis" in load_claim(key) else bool(run_files(key, RESULTS))
@@ -41,13 +41,13 @@ def measured_keys() -> list[str]:
 
 
 def page(key: str) -> str:
-    """The markdown of a claim."""
+    """The page of a table or figure."""
     analysis = load_analysis(key)
     return analysis.render(json.loads((RESULTS / f"{key}.json").read_text())) if analysis else render(key, RESULTS)
 
 
 def draw(key: str, results_dir: Path) -> list[Path]:
-    """Draw the figures of an experiment and return where they are."""
+    """Plot the figures of an experiment and return their paths."""
     claim, analysis = load_claim(key), load_analysis(key)
     if analysis:
         path = results_dir / f"{key}.png"
@@ -68,10 +68,10 @@ def draw(key: str, results_dir: Path) -> list[Path]:
 
 
 def texts() -> dict[Path, str]:
-    """What every rendered file should say."""
+    """The expected content of every rendered file."""
     measured = measured_keys()
     pages = {RESULTS / f"{key}.md": page(key) for key in measured}
-    if has_history():  # without it nobody can say whether a rule was committed before its runs
+    if has_history():  # without the history it is unknown whether rules were committed before their runs
         hours = hours_missing(ROOT / "conf" / "campaign.yaml", RESULTS)
         pages[RESULTS / "claims.md"] = render_claims(claims(), hours, measured)
     pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
@@ -87,12 +87,12 @@ def claims() -> list[Claim]:
 
 
 def block(key: str) -> str:
-    """What README.md shows: the claims, or a benchmark."""
+    """The content of a block in README.md: the claims, or a benchmark."""
     return render_claims_short(claims()) if key == "claims" else render_file(RESULTS / f"{key}.json", render_brief)
 
 
 def show(key: str, results_dir: Path) -> None:
-    """Print the table of an experiment, and where its figures are."""
+    """Print the table of an experiment and the paths of its figures."""
     print(render(key, results_dir) if load_claim(key) else render_summary(load_runs(key, results_dir)))
     for path in draw(key, results_dir):
         print(f"Figure: {path}")
@@ -107,7 +107,7 @@ def main() -> None:
     if args.check:
         wrong = [str(path) for path, text in texts().items() if not path.exists() or path.read_text() != text]
         if wrong:
-            raise BnrnnError(f"not what the results say: {', '.join(wrong)}. Run `make tables`")
+            raise BnrnnError(f"{', '.join(wrong)} do not match the results: run `make tables`")
         return
     if args.show:
         show(args.show, args.results)

@@ -1,4 +1,4 @@
-"""Print what a table or figure needs, one a line: the recipes to train, or the analyses to run after them.
+"""Print the recipes to train for a table or figure, or the analyses to run afterwards, one per line.
 
 python scripts/needs.py recipes cooijmans2016/fig3
 python scripts/needs.py analyses cooijmans2016/fig3

@@ -1,4 +1,4 @@
-"""Every test: one thread, no network, no record of earlier runs."""
+"""Settings of all tests: one thread, no network, no records of earlier runs."""
 
 import os
 

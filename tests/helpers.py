@@ -17,7 +17,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
 def assert_near(name: str, ref: Tensor, out: Tensor, tol: float | None = None) -> None:
-    """The relative error of `out`, for the precision that `out` has; NaN fails too."""
+    """Assert that the relative error of `out` is within the tolerance of its precision; NaN fails too."""
     tol = TOLERANCE[out.dtype] if tol is None else tol
     error = (out - ref).norm() / ref.norm().clamp_min(1e-8)
     assert error < tol, f"{name}: relative error {error:.2e}"
@@ -25,7 +25,7 @@ def assert_near(name: str, ref: Tensor, out: Tensor, tol: float | None = None) -
 
 @contextmanager
 def without_shape_checks() -> Iterator[None]:
-    """Inside, annotated shapes are not checked: for what was called with the check and is now repeated many times."""
+    """Context manager without checks of annotated shapes, for code that is repeated often and was checked before."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
@@ -41,7 +41,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of a web server, on this machine alone, that has the files of a folder."""
+    """The address of a local web server that serves the files of a folder."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -49,4 +49,4 @@ def served(folder: Path) -> Iterator[str]:
     server.server_close()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()  # connections that failed are open until then
+        gc.collect()  # closes connections that failed

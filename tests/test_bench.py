@@ -1,4 +1,4 @@
-"""The benchmark: what it times is the same computation, and what it prints follows from what it measured."""
+"""The benchmark: all variants compute the same, and the page follows from the measurements."""
 
 import json
 import os
@@ -221,8 +221,8 @@ def test_a_process_that_dies_gives_no_figure():
     ("args", "message"),
     [
         ("--shapes S1,S9", "S9 is unknown, use S1, S1b, S2, S3"),
-        ("--render none.json", "none.json is no benchmark"),
-        ("--render README.md", "README.md is no benchmark"),
+        ("--render none.json", "none.json is not a benchmark"),
+        ("--render README.md", "README.md is not a benchmark"),
         ("--device tpu", "device=tpu is unknown"),
         ("--device cpu --precision tf32", "precision=tf32 needs a GPU"),
     ],
@@ -236,11 +236,11 @@ def test_bad_input_is_refused(args, message, monkeypatch):
 def test_a_file_of_something_else_is_refused(tmp_path):
     for content in ({}, [], {"rows": []}, stored(rows=[{}])):
         (tmp_path / "some.json").write_text(json.dumps(content))
-        with pytest.raises(BnrnnError, match="is no benchmark"):
+        with pytest.raises(BnrnnError, match="is not a benchmark"):
             main(["--render", str(tmp_path / "some.json")])
 
 
 def test_the_command_reports_bad_input_in_one_message():
     command = [sys.executable, "scripts/bench.py", "--quick", "--shapes", "S9"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 1 and run.stderr.startswith("error: shapes=S9") and "Traceback" not in run.stderr
+    assert run.returncode == 1 and run.stderr.startswith("error: --shapes S9") and "Traceback" not in run.stderr

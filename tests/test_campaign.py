@@ -22,7 +22,7 @@ from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.lock import LOCK, is_being_trained
 from bnrnn.training.log import read_jsonl
 from bnrnn.training.results import Result
-from tests.test_conf import EXPERIMENTS
+from tests.test_config import EXPERIMENTS
 from tests.test_train import interrupt_at, without_time
 
 TINY = ["model.hidden_size=8", "budget.eval_every=20", "budget.eval_batches=1", "budget.population_batches=1",
@@ -68,7 +68,7 @@ def is_alive(pid: int) -> bool:
 
 
 def hold(folder: Path):
-    """An open file that holds the lock of a run, as the process that trains it does."""
+    """An open file that holds the lock of a run, like a process that trains the run."""
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / LOCK).open("w")
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -152,7 +152,7 @@ def test_stopped_when_its_time_is_over_it_resumes_bit_for_bit(tmp_path, monkeypa
     (reference,), (cell,) = cells_of(whole), cells_of(stopped)
 
     def now() -> float:
-        """A clock that jumps over the end as soon as the run has made a few updates."""
+        """The clock jumps past the end as soon as the run has made a few updates."""
         return 1e9 if len(read_jsonl(cell.folder / "metrics.jsonl")) > 3 else 0.0
 
     with monkeypatch.context() as patch:
@@ -191,7 +191,7 @@ def test_a_signal_stops_the_workers_and_is_the_exit_status(tmp_path, monkeypatch
     assert capsys.readouterr().out.endswith("not measured.\n")
 
 
-def test_a_worker_that_was_killed_is_told_of(tmp_path, monkeypatch, capsys):
+def test_a_killed_worker_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(campaign, "_start", lambda *_: subprocess.Popen(["sh", "-c", "kill -9 $$"]))
     assert run_campaign(write(tmp_path, entry("model=lstm"))) == 1
     assert capsys.readouterr().out.endswith("a worker ended with exit status -9: see its message above\n")
@@ -229,7 +229,7 @@ def test_a_worker_whose_parent_has_ended_does_not_begin(tmp_path, monkeypatch, c
     monkeypatch.setattr(os, "nice", lambda _: 0)
     monkeypatch.setenv("TQDM_DISABLE", "")  # put back afterwards
     assert campaign.run_worker(options) == 128 + signal.SIGTERM
-    assert "has ended before its worker began" in capsys.readouterr().out
+    assert "ended before its worker started" in capsys.readouterr().out
     assert not options.out_dir.exists()
 
 
@@ -253,7 +253,7 @@ def test_begun_runs_leave_compressed_checkpoints_for_another_checkout(tmp_path, 
     assert "more than 10 bytes, not packed" in capsys.readouterr().out
 
 
-def test_the_page_tells_what_is_finished_running_begun_and_left(tmp_path):
+def test_the_page_shows_finished_running_begun_and_left_runs(tmp_path):
     options = write(tmp_path, entry("model=lstm", seeds="0,1,2,3", updates=20), entry("model=rnn", updates=20, why="x"),
                     entry("model=bn_lstm", "optim.lr=1e37", updates=20))  # fmt: skip
     finished, running, begun, left, other, diverged = cells_of(options)
@@ -295,15 +295,15 @@ def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hours=abc"], "hours=abc is not possible: expected a number of hours above 0"),
-        (["hours=-1"], "hours=-1 is not possible"),
-        (["hours=0"], "hours=0 is not possible"),
-        (["hours=1", "jobs=0"], "jobs=0 is not possible: expected a number of workers"),
-        (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not possible: expected a file that exists"),
-        (["hours=1", "gobs=2"], "gobs=2 is no option of `train`: use hours=..., jobs=..., file=..., out_dir=..."),
+        (["hours=abc"], "hours=abc is not valid: expected a number of hours above 0"),
+        (["hours=-1"], "hours=-1 is not valid"),
+        (["hours=0"], "hours=0 is not valid"),
+        (["hours=1", "jobs=0"], "jobs=0 is not valid: expected a number of workers"),
+        (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not valid: expected a file that exists"),
+        (["hours=1", "gobs=2"], "gobs=2 is not an option of `train`: use hours=..., jobs=..., file=..., out_dir=..."),
         (["jobs=1"], "hours=... is missing"),
-        (["stats"], "stats is no command of a campaign: use hours=3 jobs=2, status, work or pack"),
-        (["status", "hours=1"], "hours=1 is no option of `status`: use file=..., out_dir=..."),
+        (["stats"], "stats is not a command of bnrnn.campaign: use hours=3 jobs=2, status, work or pack"),
+        (["status", "hours=1"], "hours=1 is not an option of `status`: use file=..., out_dir=..."),
     ],
 )
 def test_an_impossible_option_is_named(arguments, message):
@@ -315,7 +315,7 @@ def test_an_impossible_option_is_named(arguments, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (entry(gpu=1), "entry 1 has gpu: its keys are experiment, seeds"),
+        (entry(gpu=1), "entry 1 has the unknown keys gpu: use experiment, seeds"),
         ({"experiment": "quickstart"}, "entry 1 has no seeds: add it"),
         (entry(seeds="0-3"), "entry 1 has seeds: '0-3', expected such as"),
         (entry(claims="C2"), "entry 1 has claims: 'C2', expected a list"),
@@ -323,7 +323,10 @@ def test_an_impossible_option_is_named(arguments, message):
         (entry(lane="short"), "entry 1 has lane: 'short', expected long"),
         (entry("seed=3"), "entry 1 has the override seed=3: use the key"),
         (entry("model"), "entry 1: "),
-        (entry(experiment="cooijmans2016/table9"), "experiment=cooijmans2016/table9 is unknown: there is no conf/"),
+        (
+            entry(experiment="cooijmans2016/table9"),
+            "experiment=cooijmans2016/table9 is unknown: conf/experiment/cooijmans2016/table9.yaml",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_campaign_file_is_named(tmp_path, given, message):
@@ -346,4 +349,4 @@ def test_an_error_of_the_command_is_one_line_without_a_traceback():
     command = [sys.executable, "-m", "bnrnn.campaign", "jobs=many"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 1 and process.stdout == ""
-    assert process.stderr == "error: jobs=many is not possible: expected a number of workers, such as jobs=2\n"
+    assert process.stderr == "error: jobs=many is not valid: expected a number of workers, such as jobs=2\n"

@@ -1,12 +1,12 @@
-"""Imports run downwards and in no circle, those for type checkers and those inside of functions included."""
+"""Imports run downwards and never in a circle, including those for type checkers and those inside functions."""
 
 import ast
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from bnrnn.config import ROOT
 
-FLOORS = [  # from the ground up; rooms on one floor do not import each other
+FLOORS = [  # the lowest first; packages and modules on one floor do not import each other
     {"errors", "inputs", "files"},
     {"config", "metrics"},
     {"scan"},
@@ -15,7 +15,7 @@ FLOORS = [  # from the ground up; rooms on one floor do not import each other
     {"training"},
     {"report"},
 ]
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}  # what is in none is a command
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}  # all others are commands
 PATHS = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (ROOT / "bnrnn").rglob("*.py")
@@ -23,7 +23,7 @@ PATHS = {
 
 
 def imported(path: Path) -> set[str]:
-    """The modules of bnrnn that a file imports, wherever in the file."""
+    """The modules of bnrnn that a file imports, anywhere in the file."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
@@ -49,9 +49,20 @@ def test_imports_run_downwards():
     assert not [pair for pair in across if floor(pair[0]) <= floor(pair[1]) and pair not in is_command]
 
 
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
+    """The modules on a circle of imports, or [] if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
 def test_there_is_no_circle():
-    TopologicalSorter({module: imported(path) for module, path in PATHS.items()}).prepare()
+    graph = {module: imported(path) for module, path in PATHS.items()}
+    assert circle_in(graph) == []
+    assert "bnrnn.errors" in circle_in({**graph, "bnrnn.errors": {"bnrnn.train"}})
 
 
-def test_every_room_of_a_floor_is_there():
+def test_every_package_of_a_floor_exists():
     assert {room(module) for module in PATHS} >= FLOOR_OF.keys()

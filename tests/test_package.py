@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -70,7 +71,7 @@ def source(tmp_path_factory) -> Path:
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, folder)
-    for name in ("bnrnn", "conf", "experiments"):
+    for name in ("bnrnn", "conf", "examples", "experiments"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
@@ -120,6 +121,9 @@ def test_the_source_distribution_builds_the_same_wheel(source, wheel, tmp_path):
     build = f"from setuptools.build_meta import build_sdist; build_sdist({str(tmp_path)!r})"
     run(sys.executable, "-c", build, cwd=source)
     (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        examples = {Path(name).name for name in files.getnames() if "/examples/" in name}
+    assert examples == {path.name for path in (source / "examples").glob("*.py")} != set()
     assert content(build_wheel(archive, tmp_path / "wheel")) == content(wheel)
 
 

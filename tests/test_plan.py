@@ -1,4 +1,4 @@
-"""What a plan says before anything is started."""
+"""The plan of a sweep, which is printed before anything is started."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_a_cell_has_the_folder_that_hydra_gives_it(arguments):
         assert cell.folder.name == cfg.hydra.job.override_dirname
 
 
-def test_what_is_done_and_begun_is_told_from_what_is_left(arguments):
+def test_done_begun_and_left_cells_are_distinguished(arguments):
     first, second, *_ = plan.cells(arguments)
     train(first.cfg, first.folder, first.overrides)
     with pytest.raises(SystemExit):
@@ -72,12 +72,12 @@ def test_a_cost_is_measured_and_nothing_written(model, data, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_durations_are_in_the_unit_that_people_use():
+def test_durations_are_in_a_readable_unit():
     assert [plan.duration(s) for s in (5, 300, 9000, 400_000)] == [
         "5.0 seconds", "5.0 minutes", "2.5 hours", "4.6 days",
     ]  # fmt: skip
 
 
 def test_a_plan_of_nothing_is_refused():
-    with pytest.raises(BnrnnError, match="a plan needs experiment="):
+    with pytest.raises(BnrnnError, match="experiment=<paper>/<table> is missing"):
         plan.cells(["seed=0"])

@@ -1,4 +1,4 @@
-"""What README.md, CONTRIBUTING.md and the pages in docs/ promise is there."""
+"""The commands, options and paths in README.md, CONTRIBUTING.md and docs/ exist."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""A sweep through submitit's real Slurm launcher, with small programs in place of Slurm's own commands."""
+"""A sweep with submitit's real Slurm launcher; small programs replace the commands of Slurm."""
 
 import os
 import subprocess

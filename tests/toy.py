@@ -1,4 +1,4 @@
-"""A text that every machine can make: words drawn by a fixed rule, read by character and by word."""
+"""A generated text that is the same on every machine: a fixed rule selects the words."""
 
 import numpy as np
 import torch

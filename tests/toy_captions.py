@@ -1,4 +1,4 @@
-"""Images that every machine can make: a feature for each of three things that a caption says."""
+"""Generated images that are the same on every machine. Captions name three properties; each has its own feature."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Questions that every machine can make: names at places, and where one of them is."""
+"""Generated questions, the same on every machine: people are at places; a question asks where one of them is."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""How fast trained layers are, beside torch.nn.LSTM: over a whole sequence, and in calls of one step."""
+"""Measures the speed of trained layers against torch.nn.LSTM: over a whole sequence, and in calls of one step."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,12 +13,12 @@ from bnrnn.layers.stack import LSTM
 
 BN_LSTM = "BN-LSTM"
 BATCHES = (1, 64)
-CALLS = 20  # of one step, in a measurement
-WHOLE, STEPS = {1: 1.2, 64: 1.0}, {1: 1.3, 64: 1.3}  # targets over nn.LSTM by batch, on one thread of a CPU
+CALLS = 20  # calls of one step in a measurement
+WHOLE, STEPS = {1: 1.2, 64: 1.0}, {1: 1.3, 64: 1.3}  # target ratios to nn.LSTM by batch size, on one thread of a CPU
 
 
 def models(shape: Shape, T: int, device: torch.device) -> dict[str, nn.Module]:
-    """In evaluation, with population statistics."""
+    """The layers in evaluation mode, with population statistics, by variant."""
     torch.manual_seed(0)
     normalized = LSTM(shape.I, shape.H, shape.num_layers, norm="batch", t_max=T).to(device)
     estimate_population_statistics(normalized, [torch.randn(T, 8, shape.I, device=device)])
@@ -28,7 +28,7 @@ def models(shape: Shape, T: int, device: torch.device) -> dict[str, nn.Module]:
 
 
 def whole(model: nn.Module, x: torch.Tensor) -> Callable[[], Any]:
-    """A sequence in one call."""
+    """A function that processes a sequence in one call."""
 
     def run() -> None:
         with torch.inference_mode():
@@ -38,7 +38,7 @@ def whole(model: nn.Module, x: torch.Tensor) -> Callable[[], Any]:
 
 
 def in_steps(model: nn.Module, x: torch.Tensor) -> Callable[[], Any]:
-    """CALLS steps, each with the state that the one before left."""
+    """A function that makes CALLS calls of one step. Each starts from the last state of the previous call."""
 
     def run() -> None:
         state = None

@@ -1,7 +1,7 @@
-"""How fast a training step of a BN-LSTM is, beside torch.nn.LSTM and beside a naive loop over time.
+"""Measures the speed of a training step of a BN-LSTM against torch.nn.LSTM and a naive loop over time.
 
-A step is forward and backward with a given gradient of the output: gradients of all parameters, and of the input where
-a layer lies below.
+A training step here is a forward and a backward pass with a given gradient of the output. It computes the gradients of
+all parameters, and that of the input if there would be a layer below.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,15 +26,17 @@ from bnrnn.scan import BACKENDS, lstm_scan, set_backend
 
 SECTION = "Training step"
 REPLICAS = 16
-CLEAR_REFS = Path("/proc/self/clear_refs")  # without it (macOS) the peak of one step cannot be told
-ON_GPU = {"S1": 1.5, "S2": 1.1, "S3": 1.05, "S4": 0.8}  # targets of BN-LSTM over nn.LSTM
+CLEAR_REFS = Path("/proc/self/clear_refs")  # without this file (macOS), the peak memory of one step cannot be measured
+ON_GPU = {"S1": 1.5, "S2": 1.1, "S3": 1.05, "S4": 0.8}  # target ratios of BN-LSTM to nn.LSTM
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Layers of a task; `quick_T` is a shorter T, in which time is linear.
+    """The sizes of the layers of a task.
 
-    `target` is for the time of BN-LSTM over that of nn.LSTM on one thread of a CPU.
+    Args:
+        quick_T: a smaller T for quick measurements; time is linear in T.
+        target: the ratio that the time of BN-LSTM to that of nn.LSTM should have at most, on one thread of a CPU.
     """
 
     title: str
@@ -55,7 +57,7 @@ class Shape:
         return f"{self.title} (B {self.B}, I {self.I}, H {self.H}{layers})"
 
     def gflop(self, T: int) -> float:
-        """Of the matrix products of a step: three for each weight, but no gradient of an input that needs none."""
+        """10^9 operations of the matrix products of a step: three per weight, without unneeded input gradients."""
         of_h = 3 * self.H * self.num_layers
         of_x = self.I * (3 if self.input_gradient else 2) + 3 * self.H * (self.num_layers - 1)
         return 2 * T * self.B * 4 * self.H * (of_h + of_x) / 1e9
@@ -75,11 +77,11 @@ SHAPES = {
     "speech": Shape("a direction of the speech models", 500, 100, 24, 250, 250, input_gradient=True, target=1.05),
 }
 # fmt: on
-WITHOUT_NORM, TWO_THREADS = 0.95, 1.15  # targets of every shape
+WITHOUT_NORM, TWO_THREADS = 0.95, 1.15  # target ratios for all shapes
 
 
 class NaiveLSTM(nn.Module):
-    """A normalized LSTM as public repositories write it: products, F.batch_norm and its running statistics by step."""
+    """A normalized LSTM as public repositories write it: a loop with products and F.batch_norm, running statistics."""
 
     def __init__(self, lstm: LSTM) -> None:
         super().__init__()
@@ -118,7 +120,7 @@ class NaiveLSTM(nn.Module):
 
 
 def build(variant: str, shape: Shape, T: int, device: torch.device) -> nn.Module:
-    """The layer of a variant; all but nn.LSTM's of one shape start with the same weights."""
+    """The layer of a variant. For one shape, all variants except nn.LSTM have the same initial weights."""
     torch.manual_seed(0)
     if variant == NN_LSTM:
         return nn.LSTM(shape.I, shape.H, shape.num_layers).to(device)
@@ -127,7 +129,7 @@ def build(variant: str, shape: Shape, T: int, device: torch.device) -> nn.Module
 
 
 def draw(shape: Shape, T: int, device: torch.device) -> tuple[Float[Tensor, "T B I"], Float[Tensor, "T B H"]]:
-    """An input, and a gradient of the output."""
+    """A random input, and a random gradient of the output."""
     torch.manual_seed(1)
     if shape.one_hot:
         x = F.one_hot(torch.randint(shape.I, (T, shape.B)), shape.I).float()
@@ -137,14 +139,14 @@ def draw(shape: Shape, T: int, device: torch.device) -> tuple[Float[Tensor, "T B
 
 
 def step(variant: str, layer: nn.Module, x: Float[Tensor, "T B I"], dy: Float[Tensor, "T B H"]) -> tuple[Tensor, ...]:
-    """Forward and backward: what is timed."""
+    """One forward and backward pass, which is timed."""
     set_backend(variant if variant in BACKENDS else "auto")
     y, _ = layer(x)
     return torch.autograd.grad(y, [*layer.parameters(), *([x] if x.requires_grad else [])], dy.to(y.dtype))
 
 
 def relative_errors(variants: list[str], shape: Shape, T: int, device: torch.device) -> dict[str, float]:
-    """||a - exact|| / ||exact||, the worst over y, h, c and every gradient; exact is the reference in float64."""
+    """||a - exact|| / ||exact||, the largest over y, h, c and all gradients; exact is the reference in float64."""
     x, dy = draw(shape, T, device)
     h, c, dh, dc = torch.randn(4, shape.num_layers, shape.B, shape.H, device=device).unbind(0)
 
@@ -168,17 +170,17 @@ def relative_errors(variants: list[str], shape: Shape, T: int, device: torch.dev
 
 
 def _resident(field: str) -> float:
-    """A figure of this process in MiB: VmRSS, resident now, or VmHWM, the most since it was reset."""
+    """The memory of this process in MiB: VmRSS is the present one, VmHWM the largest since it was reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def memory_growth(variant: str, shape: Shape, T: int, device: torch.device, precision: str) -> float:
-    """MiB by which the peak of one step exceeds what layer and data take; to be called in a fresh process."""
-    # Without keep_heap: a heap that returns nothing counts its gaps too, with nn.LSTM a quarter more.
+    """The MiB that one step adds, at its peak, to the memory of layer and data. Call it in a new process."""
+    # keep_heap is not used here: a heap that keeps freed memory also counts its gaps, a quarter more with nn.LSTM.
     set_precision(device, precision)
     torch.set_num_threads(1)
-    small = replace(shape, B=2, H=8)  # libraries take their own share first
+    small = replace(shape, B=2, H=8)  # first let libraries allocate their own memory
     step(variant, build(variant, small, 2, device), *draw(small, 2, device))
     layer, (x, dy) = build(variant, shape, T, device), draw(shape, T, device)
     if device.type == "cuda":
@@ -194,7 +196,7 @@ def memory_growth(variant: str, shape: Shape, T: int, device: torch.device, prec
 
 
 def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
-    """What the function returns in a process of its own; None if that process dies, as for want of memory."""
+    """Call a function in a new process. Returns None if that process dies, for example because memory is short."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         try:
             return pool.submit(function, *args).result()
@@ -203,7 +205,7 @@ def in_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def training_cases(shapes: dict[str, Shape], device: torch.device, plan: Plan) -> Iterator[Case]:
-    """A step of every shape, by every engine."""
+    """One case per shape: a training step by every engine."""
     best, one_thread = fastest(device), torch.get_num_threads() == 1
     variants = [NN_LSTM, NAIVE, *engines(device), NO_NORM]
     for key, shape in shapes.items():
@@ -221,7 +223,7 @@ def training_cases(shapes: dict[str, Shape], device: torch.device, plan: Plan) -
 
 
 def replica_case(shape: Shape, device: torch.device) -> Case:
-    """The recurrence of R replicas with weights of their own: in one scan, in R scans, and one replica alone."""
+    """The recurrences of R replicas with their own weights: in one scan, in R scans, and of a single replica."""
     T, B, H, G = shape.quick_T, shape.B, shape.H, 4 * shape.H
     sizes = {"x_proj": (T, B, G), "h": (B, H), "c": (B, H), "weight_hh": (G, H), "gamma_ih": (G,), "gamma_hh": (G,),
              "bias": (G,), "gamma_c": (H,), "beta_c": (H,)}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The page of a stored benchmark: markdown from what scripts/bench.py measured."""
+"""Renders the page of a stored benchmark, which scripts/bench.py measured."""
 
 import json
 import statistics
@@ -15,12 +15,12 @@ from bnrnn.scan import ENGINES
 
 
 def ms(value: float) -> str:
-    """At least three digits."""
+    """Milliseconds with at least three digits."""
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 def about(result: dict[str, Any]) -> str:
-    """What was measured, where and when."""
+    """A paragraph that says what was measured, where and when."""
     shapes = "; ".join(f"{key}: {text}" for key, text in result["shapes"].items())
     where = f"{result['hardware']}, torch {result['environment']['torch']}, {result['precision']}"
     peak = "" if result["peak"] is None else f" Measured peak of one thread: {result['peak']:.0f} GFLOP/s."
@@ -31,7 +31,7 @@ def about(result: dict[str, Any]) -> str:
 
 
 def ratio_cell(row: dict[str, Any], variant: str) -> str:
-    """Median and quartiles of a variant's time over the base's."""
+    """Median and quartiles of the ratio of a variant's time to the base's."""
     lower, median, upper = ratios(row, variant)
     text = f"{median:.2f} ({lower:.2f}–{upper:.2f})"
     return f"**{text}**" if variant in row["targets"] else text
@@ -51,7 +51,7 @@ def others(row: dict[str, Any]) -> list[str]:
 
 
 def render_ratios(rows: list[dict[str, Any]]) -> str:
-    """One table for each set of variants: the base's time, and every other's over it."""
+    """One table for each set of variants, with the time of the base and the ratios of the others to it."""
     tables = []
     for (base, *variants), group in groupby(rows, key=lambda row: [row["base"], *others(row)]):
         table = []
@@ -64,7 +64,7 @@ def render_ratios(rows: list[dict[str, Any]]) -> str:
 
 
 def render_times(rows: list[dict[str, Any]], peak: float | None) -> str:
-    """Medians and minima; where a row is about matrix products, their operations over the least time."""
+    """Medians and minima of all times and, if a row counts operations, the operations per second of the fastest."""
     table = []
     for row in rows:
         for variant, times in row["ms"].items():
@@ -95,7 +95,7 @@ def render_memory(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def sections(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The rows by section, in the order measured."""
+    """The rows by section, in the order of measurement."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in result["rows"]:
         found.setdefault(row["section"], []).append(row)
@@ -103,13 +103,13 @@ def sections(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def render_training(result: dict[str, Any]) -> str:
-    """What was measured, and the training steps."""
+    """A paragraph that says what was measured, and the table of training steps."""
     title = f"Time over that of `{NN_LSTM}`, median and quartiles; in bold what has a target:"
     return f"{about(result)}\n{title}\n\n{render_ratios(sections(result)[SECTION])}"
 
 
 def render_brief(result: dict[str, Any]) -> str:
-    """The training steps in one sentence, as README.md shows them."""
+    """The result of the training steps in a few sentences, for README.md."""
     rows = [row for row in sections(result)[SECTION] if row["threads"] == 1]
     fastest = [name for name in ENGINES if all(name in row["ms"] for row in rows)][-1]
     medians = {variant: sorted(ratios(row, variant)[1] for row in rows) for variant in (fastest, NAIVE)}
@@ -123,7 +123,7 @@ def render_brief(result: dict[str, Any]) -> str:
 
 
 def render(result: dict[str, Any]) -> str:
-    """The page of a measurement."""
+    """The page of a benchmark."""
     beside = {name: rows for name, rows in sections(result).items() if name != SECTION}
     parts = {
         f"# Benchmark: {result['name']}": render_training(result),
@@ -137,8 +137,8 @@ def render(result: dict[str, Any]) -> str:
 
 
 def render_file(path: Path, of: Callable[[dict[str, Any]], str] = render) -> str:
-    """The page of a stored measurement, or what else `of` makes of it. Raises BnrnnError for a file that is none."""
+    """The page of a stored benchmark, or another rendering `of` it. Raises BnrnnError if it is not a benchmark."""
     try:
         return of(json.loads(path.read_text()))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise BnrnnError(f"{path} is no benchmark that this version wrote ({error!r}): run `make bench`") from None
+        raise BnrnnError(f"{path} is not a benchmark of this version ({error!r}): run `make bench`") from None

@@ -1,6 +1,6 @@
-"""What one would take instead of this package: JAX's `lax.scan` with jit, and the naive loop compiled by torch.
+"""Measures alternatives to this package: JAX's `lax.scan` with jit, and a naive loop compiled by torch.
 
-Neither is a dependency: JAX is measured where it is installed, the compiled loop where torch can compile.
+Neither is a dependency. JAX is measured only if it is installed, the compiled loop only if torch can compile.
 """
 
 import time
@@ -14,11 +14,11 @@ import torch
 from bnrnn.bench.layers import Shape, build, draw, step
 from bnrnn.bench.timing import NAIVE, Case, Plan, fastest, say
 
-COMPILED_T = 10  # steps of the compiled loop: torch unrolls it, and compiles each step
+COMPILED_T = 10  # few time steps: torch unrolls the loop and compiles each step
 
 
 def jax_step(layer: Any, x: torch.Tensor, dy: torch.Tensor) -> Callable[[], Any]:
-    """Forward and backward of one BN-LSTM layer with exact batch statistics by jax.lax.scan, compiled."""
+    """Forward and backward pass of one BN-LSTM layer with batch statistics, in compiled jax.lax.scan."""
     import jax  # pyright: ignore[reportMissingImports]
     import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
 
@@ -52,14 +52,14 @@ def jax_step(layer: Any, x: torch.Tensor, dy: torch.Tensor) -> Callable[[], Any]
 
 
 def first_call(name: str, run: Callable[[], Any]) -> None:
-    """What compiles; says how long that takes."""
+    """Make the first call, which compiles, and print how long it takes."""
     start = time.monotonic()
     run()
     say(f"  first call of {name}: {time.monotonic() - start:.0f} s")
 
 
 def peer_cases(shapes: dict[str, Shape], plan: Plan) -> Iterator[Case]:
-    """One layer of every shape on the CPU, over the engine that `auto` takes."""
+    """One layer of every shape on the CPU, against the engine that `auto` selects."""
     cpu = torch.device("cpu")
     ours = fastest(cpu)
     for key, shape in shapes.items():

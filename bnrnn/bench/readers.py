@@ -1,4 +1,4 @@
-"""How long an update of the BN-e* and BN-e** readers takes, beside the LSTM reader of as many directions."""
+"""Measures an update of the BN-e* and BN-e** readers against the LSTM reader with the same number of directions."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from bnrnn.inputs import Question
 from bnrnn.metrics import cross_entropy
 
 T, QUICK_T, B, S, V = 150, 40, 40, 20, 5000  # steps of passages, batch, steps of questions, words
-TARGET = 1.3  # BN-e** over LSTM
+TARGET = 1.3  # target ratio of a normalized reader to the LSTM reader
 BOTH = "lstm, both directions"
 READERS = {
     "lstm": ("lstm_reader", False),
@@ -24,7 +24,7 @@ READERS = {
 
 
 def questions(num_steps: int, device: torch.device) -> tuple[Question, torch.Tensor]:
-    """Random words, half of the longest length to all of it."""
+    """Random questions. Lengths are uniform between half of the maximum and the maximum."""
     torch.manual_seed(1)
     lengths = [torch.randint(n // 2, n + 1, (B,)).tolist() for n in (num_steps, S)]
     passage, words, answers = (torch.randint(V, size).to(device) for size in ((num_steps, B), (S, B), (1, B)))
@@ -41,12 +41,12 @@ def build(name: str, num_steps: int, device: torch.device) -> nn.Module:
 
 
 def step(model: nn.Module, inputs: Question, answers: torch.Tensor) -> None:
-    """Forward and backward."""
+    """One forward and backward pass."""
     torch.autograd.grad(cross_entropy(model(inputs)[0], answers), list(model.parameters()))
 
 
 def reader_cases(device: torch.device, plan: Plan) -> list[Case]:
-    """An update of every reader, beside the LSTM reader of as many directions, with the engine that `auto` takes."""
+    """A step of every reader against the LSTM reader with as many directions, on the engine that `auto` selects."""
     num_steps = T if plan.full_length else QUICK_T
     given = questions(num_steps, device)
     runs = {name: partial(step, build(name, num_steps, device), *given) for name in READERS}

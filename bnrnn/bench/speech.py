@@ -1,4 +1,4 @@
-"""How long a step of the five bidirectional layers of speech takes, with BN and without, beside nn.LSTM."""
+"""Measures a step of the five bidirectional layers of the speech models, with and without BN, against nn.LSTM."""
 
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from bnrnn.bench.timing import NN_LSTM, Case, Plan
 from bnrnn.layers.stack import LSTM
 
 T, QUICK_T, B, F, H, NUM_LAYERS = 500, 60, 24, 123, 250, 5
-TARGET = 0.6  # over nn.LSTM on packed sequences
+TARGET = 0.6  # target ratio to nn.LSTM on packed sequences
 STACKS: dict[str, dict[str, Any]] = {
     "lstm": {},
     "input_bn_lstm_sequence": {"norm": "input_batch", "input_statistics": "sequence"},
@@ -19,13 +19,13 @@ STACKS: dict[str, dict[str, Any]] = {
 
 
 def step(lstm: nn.Module, x: Tensor, lengths: list[int], dy: Tensor) -> None:
-    """Forward and backward over packed sequences."""
+    """One forward and backward pass over packed sequences."""
     packed = pack_padded_sequence(x, torch.tensor(lengths))
     torch.autograd.grad(lstm(packed)[0].data, list(lstm.parameters()), dy)
 
 
 def speech_case(device: torch.device, plan: Plan) -> Case:
-    """A step with the engine that `auto` takes; sequences of 80 % of T to all of it."""
+    """A step on the engine that `auto` selects. The lengths of sequences are uniform between 80 % of T and T."""
     num_steps = T if plan.full_length else QUICK_T
     torch.manual_seed(0)
     lengths = sorted([num_steps, *torch.randint(num_steps * 4 // 5, num_steps + 1, (B - 1,)).tolist()], reverse=True)

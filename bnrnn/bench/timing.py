@@ -1,4 +1,4 @@
-"""What every measurement shares: cases, whose variants take turns in one process."""
+"""Timing for all benchmarks: cases with several variants, which are measured in turn in one process."""
 
 import statistics
 import sys
@@ -13,21 +13,21 @@ import torch
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import BACKENDS, backend, set_backend
 
-NN_LSTM, NAIVE, NO_NORM = "nn.LSTM", "naive loop", "without norm"  # variants that are no engine
-MIN_ROUNDS, MAX_ROUNDS = 5, 31  # whatever the seconds
+NN_LSTM, NAIVE, NO_NORM = "nn.LSTM", "naive loop", "without norm"  # variants that are not engines
+MIN_ROUNDS, MAX_ROUNDS = 5, 31  # limits of the number of rounds, whatever time they take
 _BEGUN = time.monotonic()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """The extent of a benchmark."""
 
     name: str
-    full_length: bool
-    memory: bool
+    full_length: bool  # whether to use T instead of quick_T
+    memory: bool  # whether to measure memory too
     threads: tuple[int, ...]
-    error_T: int  # at most
-    seconds: float  # of rounds, for every case
+    error_T: int  # largest T for which errors are measured
+    seconds: float  # time for the rounds of one case
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Case:
     """Variants of one computation.
 
     Args:
-        section: the heading under which its row stands.
-        base: the variant that the ratios are over.
+        section: the heading of its row on the page.
+        base: the variant to whose time the ratios are taken.
         targets: the ratio that a variant should have at most.
-        gflop: operations of its matrix products in 10^9; None where they do not tell the speed.
+        gflop: 10^9 operations of its matrix products; None if they do not determine the speed.
     """
 
     section: str
@@ -50,12 +50,12 @@ class Case:
 
 
 def say(text: str) -> None:
-    """A line of progress, with the time since the start."""
+    """Print a line of progress with the time since the start."""
     print(f"[{time.monotonic() - _BEGUN:5.0f} s] {text}", file=sys.stderr, flush=True)
 
 
 def set_precision(device: torch.device, precision: str) -> None:
-    """Of products, on both sides of a ratio. Raises BnrnnError for what the device does not have."""
+    """Set the precision of matrix products, for all variants. Raises BnrnnError if the device does not support it."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         torch.backends.cudnn.rnn.fp32_precision = "tf32" if precision == "tf32" else "ieee"  # pyright: ignore
@@ -67,7 +67,7 @@ def set_precision(device: torch.device, precision: str) -> None:
 
 @cache
 def engines(device: torch.device) -> list[str]:
-    """The engines that can run float32 on this device; says why another cannot."""
+    """The engines that can run float32 on this device. Prints why others cannot."""
     able = []
     for name in BACKENDS:
         try:
@@ -81,14 +81,14 @@ def engines(device: torch.device) -> list[str]:
 
 
 def fastest(device: torch.device) -> str:
-    """The engine that `auto` takes here, which the targets are for."""
+    """The engine that `auto` selects on this device. Targets apply to it."""
     return backend(device, torch.float32)
 
 
 def time_in_turn(runs: dict[str, Callable[[], Any]], device: torch.device, seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of every run: a warm-up each, then one of each in turn, so that all see the same machine."""
+    """The milliseconds of every variant. After a warm-up, variants are timed in turn: load then affects all equally."""
     cuda = device.type == "cuda"
-    # CPU time excludes other processes; for several threads it is their sum, so that there the wall has to do.
+    # CPU time excludes other processes. For several threads it would be their sum, so wall-clock time is used.
     clock = time.process_time if not cuda and torch.get_num_threads() == 1 else time.perf_counter
 
     def milliseconds(run: Callable[[], Any]) -> float:
@@ -112,7 +112,7 @@ def time_in_turn(runs: dict[str, Callable[[], Any]], device: torch.device, secon
 
 
 def measure(case: Case, device: torch.device, seconds: float) -> dict[str, Any]:
-    """The case with its milliseconds, as it is stored."""
+    """Measure a case and return what is stored: its description and its milliseconds."""
     times = time_in_turn(case.variants, device, seconds)
     set_backend("auto")
     medians = ", ".join(f"{name} {statistics.median(t):.4g}" for name, t in times.items())
@@ -122,14 +122,14 @@ def measure(case: Case, device: torch.device, seconds: float) -> dict[str, Any]:
 
 
 def ratios(row: dict[str, Any], variant: str) -> tuple[float, float, float]:
-    """Quartiles of a variant's time over the base's, round by round: the lower, the median and the upper."""
+    """Lower quartile, median and upper quartile of the ratio of a variant's time to the base's in each round."""
     pairs = zip(row["ms"][variant], row["ms"][row["base"]], strict=True)
     lower, median, upper = statistics.quantiles((time / base for time, base in pairs), n=4, method="inclusive")
     return lower, median, upper
 
 
 def verdict(row: dict[str, Any], variant: str) -> str:
-    """Whether the ratio's median meets its target; undecided where the quartiles lie on both sides of it."""
+    """Whether the median ratio meets its target; "undecided" if the target lies between the quartiles."""
     target = row["targets"].get(variant)
     if target is None:
         return "–"

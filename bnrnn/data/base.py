@@ -1,4 +1,4 @@
-"""What a dataset is to the training loop, and what datasets of whole labelled sequences share."""
+"""The interface between datasets and the training loop, and code that several datasets share."""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,46 +11,47 @@ from torch import Tensor
 
 from bnrnn.inputs import Batch, References
 
-POOL = 12  # batches whose sequences are sorted by length together, as in the rc_data_iter.py of Cooijmans et al. 2016
+POOL = 12  # so many batches are sorted by length together, as in rc_data_iter.py of Cooijmans et al. 2016
 
 
 @runtime_checkable
 class SequenceData(Protocol):
-    """Splits `train`, `valid` and `test` of sequences, with the sizes that a model needs to know."""
+    """A dataset of sequences with the splits `train`, `valid` and `test`, and the sizes that a model needs."""
 
     input_size: int
     output_size: int
     t_max: int
-    metric: str  # that people read: accuracy, error, bpc or ppl
-    selects_by: str  # accuracy or loss, of the validation split
-    description: str  # what the data are and how many
+    metric: str  # the metric to report: accuracy, error, bpc or ppl
+    selects_by: str  # the validation metric that selects the checkpoint: accuracy or loss
+    description: str  # name and size of the data, for the log
 
     def num_batches(self, split: str, batch_size: int) -> int:
-        """Batches in one pass over the split; the last may be smaller."""
+        """Number of batches in one pass over the split; the last may be smaller."""
         ...
 
     def batches(
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
     ) -> Iterator[Batch]:
-        """One pass from batch `start` on: in order, or shuffled as `generator` decides."""
+        """One pass over the split from batch `start` on, in order or, with a `generator`, shuffled."""
         ...
 
     def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
-        """Other ways to measure the test split, by name: number of batches, and the batches."""
+        """Further evaluations of the test split, by name: the number of batches, and the batches."""
         ...
 
     def references(self, split: str) -> References | None:
-        """What captions generated for a split are scored against; None where nothing is generated."""
+        """The reference captions of a split, or None if the task generates no captions."""
         ...
 
 
 def by_length(
     lengths: Int[np.ndarray, " N"], batch_size: int, generator: torch.Generator | None
 ) -> list[Int[np.ndarray, " B"]]:
-    """Batches of N sequences, those of similar length together.
+    """Indices of N sequences, grouped into batches of similar length.
 
-    In random order with a generator, then sorted by length within every `POOL` batches. The N are divided evenly among
-    ceil(N / batch_size) batches, so that none is left with one or two, whose batch statistics would say nothing.
+    With a generator, the sequences and then the batches are shuffled; without, both keep their order. Sequences are
+    sorted by length within every `POOL` batches. The N sequences are divided evenly among ceil(N / batch_size) batches:
+    a last batch of one or two sequences would have meaningless batch statistics.
     """
     N, total = len(lengths), -(-len(lengths) // batch_size)
     bounds = [N * k // total for k in range(total + 1)]
@@ -63,7 +64,7 @@ def by_length(
 
 
 def model_sizes(data: SequenceData) -> dict[str, int]:
-    """Arguments of a model's constructor that follow from the data."""
+    """Those arguments of a model's constructor that the data determine."""
     names = ("input_size", "output_size", "t_max", "feature_size", "scored_steps")
     return {name: getattr(data, name) for name in names if hasattr(data, name)}
 
@@ -73,7 +74,7 @@ def sha256(content: bytes) -> str:
 
 
 class DataDefaults:
-    """What most datasets have in common."""
+    """The answers of most datasets: no further tests and no reference captions."""
 
     def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
         return {}
@@ -83,13 +84,13 @@ class DataDefaults:
 
 
 class PixelSequences(DataDefaults):
-    """Images read pixel by pixel in a fixed order and classified after the last one.
+    """Images that a model reads pixel by pixel in a fixed order and classifies after the last pixel.
 
     Args:
         splits: for each split the images (N, P) as bytes and the labels (N,).
-        max_value: the byte that becomes 1.0.
+        max_value: the byte value that becomes 1.0.
         order: index of the pixel to read at each step; None reads all of them in scanline order.
-        state_noise: noise on h_0 that this task asks of batch-normalized recurrences (see SequenceModel).
+        state_noise: standard deviation of the noise on h_0 of batch-normalized recurrences (see SequenceModel).
     """
 
     input_size = 1

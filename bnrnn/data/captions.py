@@ -1,4 +1,4 @@
-"""Images, as features of a fixed network, with several captions each: batches for a captioner."""
+"""Batches of captions and image features for a captioner. An image has several captions; its features are fixed."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bnrnn.data.base import DataDefaults
+from bnrnn.data.prepared import list_values
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import END, IGNORE, START, Batch, Captioned, References
 
@@ -25,7 +26,7 @@ UNK = 2  # START and END are 0 and 1
 
 
 class Image(NamedTuple):
-    """One image: its name, the row of its features, and its captions."""
+    """One image: its name, the row of its features in the feature array, and its captions."""
 
     name: str
     row: int
@@ -33,25 +34,39 @@ class Image(NamedTuple):
 
 
 def words_of(caption: str) -> list[str]:
-    """Words and signs in lower case."""
+    """The words and punctuation marks of a caption, in lower case."""
     return re.findall(r"\w+(?:['-]\w+)*|[^\w\s]", caption.lower())
 
 
 def vocabulary_of(captions: Iterable[str], least: int, most: int) -> list[str]:
-    """SPECIAL, and the words with at least so many occurrences, the most frequent first, up to a size."""
+    """SPECIAL, then the words that occur at least `least` times, the most frequent first; `most` entries in all."""
     counts = Counter(word for caption in captions for word in words_of(caption))
     common = sorted((word for word, n in counts.items() if n >= least), key=lambda word: (-counts[word], word))
     return [*SPECIAL, *common][:most]
 
 
+class ArrowFeatures:
+    """The column `features` of a `datasets.Dataset` as an array (N, F). Indexing reads from memory-mapped files."""
+
+    def __init__(self, images: Any) -> None:
+        self.images = images.select_columns(["features"]).with_format("arrow")
+        self.shape = (len(images), images.features["features"].length)
+
+    def __getitem__(self, rows: Sequence[int]) -> Float[np.ndarray, "B F"]:
+        return list_values(self.images[rows]["features"]).reshape(len(rows), -1)
+
+
 class CaptionData(DataDefaults):
-    """Batches of single captions; an image comes as often as it has captions.
+    """Batches of single captions. An image occurs once in a pass for each of its captions.
 
     Args:
-        images: of `train`, `valid` and `test`.
-        features: of all images (N, F), which may be mapped from a file.
-        name: which data these are, for people.
-        least_count, vocabulary_size: of words of the training captions; others are UNK.
+        images: the images of `train`, `valid` and `test`.
+        features: the features of all images (N, F); they may be memory-mapped.
+        name: name of the dataset in descriptions and error messages.
+        least_count: words that occur less often in the training captions become UNK.
+        vocabulary_size: maximum number of entries in the vocabulary, SPECIAL included.
+
+    Raises BnrnnError for an empty split, an image without captions, or a missing pycocoevalcap.
     """
 
     metric = "ppl"
@@ -60,7 +75,7 @@ class CaptionData(DataDefaults):
     def __init__(
         self,
         images: Mapping[str, Sequence[Image]],
-        features: Float[np.ndarray, "N F"],
+        features: Float[np.ndarray, "N F"] | ArrowFeatures,
         name: str,
         least_count: int = 4,
         vocabulary_size: int = 12_000,
@@ -68,9 +83,10 @@ class CaptionData(DataDefaults):
         for split, members in images.items():
             lacking = next((image.name for image in members if not image.captions), None)
             if lacking is not None or not members:
-                raise BnrnnError(f"{name}, {split}: {lacking or 'no image'} has a caption, expected at least one")
-        if find_spec("pycocoevalcap") is None:  # better now than after training
-            raise BnrnnError("scores of captions need pycocoevalcap: pip install 'bnrnn[captions]'")
+                found = f"image {lacking} has no caption" if lacking else "the split has no image"
+                raise BnrnnError(f"{name}, {split}: {found}, expected at least one")
+        if find_spec("pycocoevalcap") is None:  # fail now, not after training
+            raise BnrnnError("scoring captions needs pycocoevalcap: pip install 'bnrnn[captions]'")
         self.images, self.features = dict(images), features
         self.vocabulary = vocabulary_of((c for i in images["train"] for c in i.captions), least_count, vocabulary_size)
         index = {word: i for i, word in enumerate(self.vocabulary)}
@@ -90,7 +106,7 @@ class CaptionData(DataDefaults):
     def batches(
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
     ) -> Iterator[Batch]:
-        """One pass over the captions from batch `start` on, in batches that differ by one caption at most."""
+        """One pass over the captions, from batch `start` on. The sizes of batches differ by at most one caption."""
         N, total = len(self.captions[split]), self.num_batches(split, batch_size)
         order = range(N) if generator is None else torch.randperm(N, generator=generator).tolist()
         for k in range(start, total):
@@ -103,15 +119,15 @@ class CaptionData(DataDefaults):
         return Batch(Captioned(features, words, [1 + len(ids) for _, ids in chosen]), targets)
 
     def references(self, split: str) -> References:
-        """Features and captions of the images of a split."""
+        """Features and reference captions of the images of a split."""
         return References(self.features_of(split), [image.captions for image in self.images[split]], self.spell)
 
     def features_of(self, split: str) -> Float[Tensor, "N F"]:
-        """Features of the images of a split, in their order."""
+        """Features of the images of a split, in the order of `images[split]`."""
         return torch.from_numpy(self.features[[image.row for image in self.images[split]]].astype(np.float32))
 
     def spell(self, ids: Iterable[int]) -> str:
-        """A caption from ids, up to its end."""
+        """The words of a caption, from its ids up to END."""
         words = []
         for i in ids:
             if i == END:
@@ -121,7 +137,7 @@ class CaptionData(DataDefaults):
 
 
 def load_annotations(path: Path) -> dict[str, list[str]]:
-    """Captions by the file name of an image."""
+    """The captions of each image in a COCO annotation file, by file name. Raises BnrnnError for another format."""
     try:
         content = json.loads(path.read_text())
         names = {image["id"]: image["file_name"] for image in content["images"]}
@@ -129,17 +145,17 @@ def load_annotations(path: Path) -> dict[str, list[str]]:
         for annotation in content["annotations"]:
             found.setdefault(names[annotation["image_id"]], []).append(annotation["caption"].strip())
     except (ValueError, LookupError, TypeError) as error:
-        raise BnrnnError(f"{path} is no file of COCO captions: {error!r}") from error
+        raise BnrnnError(f"{path} is not a COCO caption file: {error!r}") from error
     return found
 
 
 def load_features(path: Path) -> tuple[list[str], Float[np.ndarray, "N F"]]:
-    """Names of images, and their features."""
+    """The image names and features (N, F) in an .npz file. Raises BnrnnError for wrong shapes and non-finite values."""
     try:
         with np.load(path) as arrays:
             names, features = arrays["file_name"], arrays["features"]
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise BnrnnError(f"{path} is no file of features ({error}): expected arrays file_name and features") from error
+        raise BnrnnError(f"{path} is not a feature file ({error}): expected arrays file_name and features") from error
     if features.ndim != 2 or names.shape != (len(features),):
         raise BnrnnError(f"{path} has features of shape {features.shape} for {len(names)} names, expected (N, F)")
     if not np.isfinite(features).all():
@@ -149,16 +165,20 @@ def load_features(path: Path) -> tuple[list[str], Float[np.ndarray, "N F"]]:
 
 
 def pair(captions: dict[str, list[str]], names: list[str], text: str, features: str) -> list[Image]:
-    """The images that have features and captions. Raises BnrnnError for one that has only one of them."""
+    """One Image for each name, with its captions. Raises BnrnnError for an image that lacks features or captions."""
     for these, those, what, where in ((captions, names, "features", features), (names, captions, "captions", text)):
         lacking = sorted(set(these).difference(those))
         if lacking:
-            raise BnrnnError(f"{lacking[0]}, one of {len(lacking)}, has no {what} in {where}")
+            raise BnrnnError(f"{len(lacking)} images have no {what} in {where}; the first is {lacking[0]}")
     return [Image(name, row, captions[name]) for row, name in enumerate(names)]
 
 
 def divide(images: Sequence[Image], shares: tuple[float, float, float]) -> dict[str, list[Image]]:
-    """Train, valid and test, in the order of the SHA-256 of the images' names."""
+    """Split images into train, valid and test, in the order of the SHA-256 of their names.
+
+    Args:
+        shares: fractions of `train` and `valid`; the test split gets the remaining images.
+    """
     ordered = sorted(images, key=lambda image: hashlib.sha256(image.name.encode()).digest())
     first = round(shares[0] * len(ordered))
     second = first + round(shares[1] * len(ordered))

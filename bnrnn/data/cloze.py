@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bnrnn.data.base import DataDefaults, by_length
+from bnrnn.data.prepared import list_lengths, list_values
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch, Question
 
@@ -18,32 +19,27 @@ SPECIAL = ("<nil>", "<eos>", "<unk>", "<num>")  # ids 0 to 3
 NIL, UNK, NUM = 0, 2, 3
 SENTENCE_ENDS = frozenset(".!?")
 CLOSING = frozenset(("''", '"', "'", ")"))
-# Words that say nothing about which sentence answers a question.
+# Words that do not help to find the sentence that answers a question.
 STOP_WORDS = """a an and are as at be been but by for from had has have he her his how i in is it its not of on or 's
 said she that the their they this to was were what when where which who will with would you @placeholder"""
 STOPS = frozenset(STOP_WORDS.split())
 
 
-class Split(NamedTuple):
-    """Questions one after the other: ids of passage, question, passage, question ..., where each begins, answers."""
-
-    ids: Int[np.ndarray, " K"]
-    starts: Int[np.ndarray, " 2N+1"]
-    answers: Int[np.ndarray, " N"]
-
-
 class Cloze(DataDefaults):
-    """Batches of questions, those of similar length together.
+    """Batches of questions whose passages have similar lengths.
 
-    A pass takes every question once, in an order of `bnrnn.data.base.by_length` of the passages.
+    A pass uses every question once; `bnrnn.data.base.by_length` forms the batches.
 
     Args:
-        splits: of `train`, `valid` and `test`.
-        vocabulary: the word of each id; those of `entities` stand together.
-        entities: ids from which an answer may be chosen.
-        permute_entities: whether every training batch gives the entities other names, drawn anew, so that nothing can
-            be learned about any of them.
-        name: which data these are, for people.
+        splits: for `train`, `valid` and `test` a `datasets.Dataset` with a row for each question. Its columns are
+            `passage` and `question`, lists of ids, and `answer`, an id.
+        vocabulary: the word of each id.
+        entities: the ids of the entities, which are consecutive. An answer is one of them.
+        permute_entities: whether each training batch permutes the ids of the entities at random, so that a model
+            cannot learn anything about a single entity.
+        name: name of the dataset in descriptions and error messages.
+
+    Raises BnrnnError for a split with fewer than two questions.
     """
 
     metric = "error"
@@ -51,31 +47,32 @@ class Cloze(DataDefaults):
 
     def __init__(
         self,
-        splits: Mapping[str, Split],
+        splits: Mapping[str, Any],
         vocabulary: Sequence[str],
         entities: range,
         permute_entities: bool,
         name: str,
     ) -> None:
         for split, questions in splits.items():
-            if len(questions.answers) < 2:
-                raise BnrnnError(f"{name}: {split} has {len(questions.answers)} questions, expected at least 2")
-        self.splits, self.vocabulary, self.entities = dict(splits), list(vocabulary), entities
+            if len(questions) < 2:
+                raise BnrnnError(f"{name}: {split} has {len(questions)} questions, expected at least 2")
+        self.splits = {split: questions.with_format("arrow") for split, questions in splits.items()}
+        self.lengths = {split: list_lengths(questions[:]["passage"]) for split, questions in self.splits.items()}
+        self.vocabulary, self.entities = list(vocabulary), entities
         self.permute_entities = permute_entities
         self.input_size = self.output_size = len(self.vocabulary)
-        self.t_max = int(np.diff(self.splits["train"].starts).max())
-        counts = " / ".join(f"{len(questions.answers):,}" for questions in splits.values())
+        self.t_max = int(max(self.lengths["train"].max(), list_lengths(self.splits["train"][:]["question"]).max()))
+        counts = " / ".join(f"{len(questions):,}" for questions in splits.values())
         self.description = f"{name}: {counts} questions, {len(self.vocabulary):,} words, {len(entities)} entities"
 
     def num_batches(self, split: str, batch_size: int) -> int:
-        return -(-len(self.splits[split].answers) // batch_size)
+        return -(-len(self.splits[split]) // batch_size)
 
     def batches(
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
     ) -> Iterator[Batch]:
-        """One pass from batch `start` on. A generator shuffles, and permutes the entities if that is asked for."""
-        lengths = np.diff(self.splits[split].starts)[::2]
-        chosen = by_length(lengths, batch_size, generator)
+        """One pass from batch `start` on. With a generator, questions are shuffled and entities may be permuted."""
+        chosen = by_length(self.lengths[split], batch_size, generator)
         seeds = None if generator is None else torch.randint(2**62, (len(chosen),), generator=generator)
         for n in range(start, len(chosen)):
             names = torch.arange(len(self.vocabulary))
@@ -85,26 +82,28 @@ class Cloze(DataDefaults):
             yield self._batch(split, chosen[n], names)
 
     def select(self, split: str, chosen: Int[np.ndarray, " B"]) -> Batch:
-        """The questions at these places of a split."""
+        """One batch with the questions of a split at these indices."""
         return self._batch(split, chosen, torch.arange(len(self.vocabulary)))
 
     def _batch(self, split: str, chosen: Int[np.ndarray, " B"], names: Int[Tensor, " V"]) -> Batch:
-        ids, starts, answers = self.splits[split]
+        rows = self.splits[split][chosen.tolist()].combine_chunks()
 
-        def read(place: int) -> Int[Tensor, " T"]:
-            return names[torch.from_numpy(ids[starts[place] : starts[place + 1]].astype(np.int64))]
+        def read(part: str) -> tuple[Int[Tensor, " T"], ...]:
+            ids = names[torch.from_numpy(list_values(rows[part]).astype(np.int64))]
+            return ids.split(list_lengths(rows[part]).tolist())
 
-        passages, questions = ([read(2 * n + part) for n in chosen.tolist()] for part in (0, 1))
+        passages, questions = read("passage"), read("question")
         inputs = Question(
-            pad_sequence(passages, padding_value=NIL),
+            pad_sequence(list(passages), padding_value=NIL),
             [len(x) for x in passages],
-            pad_sequence(questions, padding_value=NIL),
+            pad_sequence(list(questions), padding_value=NIL),
             [len(x) for x in questions],
             self._candidates(passages),
         )
-        return Batch(inputs, names[torch.from_numpy(answers[chosen].astype(np.int64))][None])
+        answers = torch.from_numpy(rows["answer"].to_numpy().astype(np.int64))
+        return Batch(inputs, names[answers][None])
 
-    def _candidates(self, passages: list[Int[Tensor, " _"]]) -> Int[Tensor, "C B"]:
+    def _candidates(self, passages: Iterable[Int[Tensor, " _"]]) -> Int[Tensor, "C B"]:
         found = []
         for passage in passages:
             entities = passage[(passage >= self.entities.start) & (passage < self.entities.stop)].unique()
@@ -114,7 +113,7 @@ class Cloze(DataDefaults):
 
 
 class Text(NamedTuple):
-    """One question in words, in lower case."""
+    """One question as words in lower case."""
 
     passage: list[str]
     question: list[str]
@@ -122,28 +121,30 @@ class Text(NamedTuple):
 
 
 def tokens(text: str) -> list[str]:
-    """Words, numbers, @entities and signs of running text, in lower case."""
+    """Split running text into words, numbers, @entities and punctuation marks, in lower case."""
     return re.findall(r"@\w+|[a-z0-9]+(?:[.,'-][a-z0-9]+)*|``|''|[^\sa-z0-9]", text.lower())
 
 
 def is_number(word: str) -> bool:
-    """Whether the word is one that becomes NUM: digits, and signs between them."""
+    """Whether the word becomes NUM: it begins with a digit and has no letters."""
     return word[:1].isdigit() and not any(character.isalpha() for character in word)
 
 
-def encode(texts: Iterable[Text], vocabulary: Sequence[str]) -> Split:
-    """Ids of the texts; words that are not in the vocabulary are UNK."""
-    index, ids, starts, answers = {word: i for i, word in enumerate(vocabulary)}, [], [0], []
+def encode(texts: Iterable[Text], vocabulary: Sequence[str]) -> Any:
+    """The ids of the texts, as a `datasets.Dataset` in memory. Numbers become NUM, words outside the vocabulary UNK."""
+    from datasets import Dataset  # slow to import
+
+    index = {word: i for i, word in enumerate(vocabulary)}
+    rows: dict[str, list[Any]] = {"passage": [], "question": [], "answer": []}
     for text in texts:
-        for words in (text.passage, text.question):
-            ids.extend(NUM if is_number(word) else index.get(word, UNK) for word in words)
-            starts.append(len(ids))
-        answers.append(index.get(text.answer, UNK))
-    return Split(np.array(ids, np.int32), np.array(starts), np.array(answers, np.int32))
+        for column, words in (("passage", text.passage), ("question", text.question)):
+            rows[column].append([NUM if is_number(word) else index.get(word, UNK) for word in words])
+        rows["answer"].append(index.get(text.answer, UNK))
+    return Dataset.from_dict(rows)
 
 
 def sentences(words: list[str]) -> list[list[str]]:
-    """Cut after `.`, `!` and `?`, with the quotation marks and brackets that close behind them."""
+    """Cut a text after `.`, `!` and `?`. Closing quotation marks and brackets stay with the sentence before them."""
     found, begin = [], 0
     for i, word in enumerate(words):
         follows = words[i + 1] if i + 1 < len(words) else None
@@ -155,7 +156,7 @@ def sentences(words: list[str]) -> list[list[str]]:
 
 
 def most_relevant(passage: list[str], question: list[str], count: int) -> list[tuple[list[str], bool]]:
-    """Every sentence, and whether it is one of the `count` that share most different words with the question (D19)."""
+    """Every sentence, and whether it is one of the `count` that share most distinct words with the question (D19)."""
     wanted = {word for word in question if word not in STOPS and any(c.isalnum() for c in word)}
     cut = sentences(passage)
     best = sorted(range(len(cut)), key=lambda n: -len(wanted.intersection(cut[n])))[:count]

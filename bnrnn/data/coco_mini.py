@@ -1,4 +1,4 @@
-"""A few images of COCO (Lin et al. 2014), for machines without the others: captions and features made beforehand."""
+"""A few images of COCO (Lin et al. 2014), for machines without the full data: captions and precomputed features."""
 
 from pathlib import Path
 
@@ -9,9 +9,10 @@ from bnrnn.errors import BnrnnError
 
 
 class CocoMini(CaptionData):
-    """80 / 10 / 10 % of the images that have features.
+    """The images that have features, split 80 / 10 / 10 % into train / valid / test.
 
-    Reads `<data_dir>/coco/captions_*.json`, annotations in COCO's form, and `*.npz` with `file_name` and `features`.
+    Reads the annotations `<data_dir>/coco/captions_*.json`, in COCO's format, and `<data_dir>/coco/*.npz` with the
+    arrays `file_name` (N,) and `features` (N, F). Raises BnrnnError if a file is missing or damaged.
     """
 
     def __init__(self, data_dir: str, least_count: int = 4, vocabulary_size: int = 12_000) -> None:

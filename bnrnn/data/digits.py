@@ -1,4 +1,4 @@
-"""The 1,797 real 8x8 digits that scikit-learn ships (UCI, CC BY 4.0), pixel by pixel: needs no download."""
+"""The 1,797 handwritten 8x8 digits that scikit-learn ships (UCI, CC BY 4.0), pixel by pixel; no download needed."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Downloading the files of data sets with pooch, which verifies a file before it appears."""
+"""Downloads the files of data sets with pooch, which verifies a file before it moves it to its final path."""
 
 from pathlib import Path
 
@@ -6,14 +6,14 @@ from bnrnn.errors import BnrnnError
 
 
 def fetch(url: str, known_hash: str, folder: Path, name: str | None = None) -> Path:
-    """The file behind `url`, in `folder`: downloaded, unless it is there already with this hash.
+    """Download a file into `folder`, unless a file with this hash is there already, and return its path.
 
     Args:
-        known_hash: of the file, with its kind, such as "sha256:fcea919c...".
-        name: of the file in `folder`; None for that at the end of the URL.
+        known_hash: algorithm and hash of the file, such as "sha256:fcea919c...".
+        name: name of the file in `folder`; None takes the last part of the URL.
 
-    Raises BnrnnError for a folder that cannot be written to, a download that fails, and a file with another hash; what
-    was there before is kept.
+    Raises BnrnnError if the folder cannot be written to, the download fails or the file has another hash. A file that
+    was there before is then kept.
     """
     import pooch
 

@@ -1,4 +1,4 @@
-"""Flickr8k (Hodosh et al. 2013), or a part of it: five captions an image, and features made beforehand."""
+"""Flickr8k (Hodosh et al. 2013), or a part of it: five captions per image, and precomputed features."""
 
 import csv
 from pathlib import Path
@@ -8,9 +8,10 @@ from bnrnn.errors import BnrnnError
 
 
 class Flickr8k(CaptionData):
-    """80 / 10 / 10 % of the images, in an order that is a function of their names alone.
+    """The images split 80 / 10 / 10 % into train / valid / test; the name of an image alone decides its split.
 
-    Reads `<data_dir>/flickr8k/captions*.txt`, lines of `image,caption`, and `*.npz` with `file_name` and `features`.
+    Reads `<data_dir>/flickr8k/captions*.txt`, with lines `image,caption`, and `<data_dir>/flickr8k/*.npz` with the
+    arrays `file_name` (N,) and `features` (N, F). Raises BnrnnError if a file is missing or damaged.
     """
 
     def __init__(self, data_dir: str, least_count: int = 4, vocabulary_size: int = 12_000) -> None:
@@ -24,7 +25,7 @@ class Flickr8k(CaptionData):
 
 
 def load_captions(path: Path) -> dict[str, list[str]]:
-    """Captions by image. Raises BnrnnError with the line that is none."""
+    """The captions of each image, by file name. Raises BnrnnError with the number of the first malformed line."""
     found: dict[str, list[str]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for n, row in enumerate(csv.reader(file), 1):
@@ -40,7 +41,7 @@ def _only(folder: Path, pattern: str) -> Path:
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
         raise BnrnnError(
-            f"{folder} has {len(found)} files {pattern}, expected 1: put Flickr8k's there, or set BNRNN_DATA to the "
-            "folder that holds flickr8k/"
+            f"{folder} has {len(found)} files {pattern}, expected 1: put the file of Flickr8k there, or set BNRNN_DATA "
+            "to the folder that holds flickr8k/"
         )
     return found[0]

@@ -1,4 +1,4 @@
-"""Utterances of speech with a class for every frame: batches of similar length, padded at the end."""
+"""Speech utterances with a class for every frame, in batches of similar length that are padded at the end."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,12 +12,12 @@ from bnrnn.data.base import DataDefaults, by_length
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import IGNORE, Batch, Padded
 
-SECONDS = 0.01  # from one frame to the next
-SHOWN = 3  # names of utterances that were left out
+SECONDS = 0.01  # time between two frames
+SHOWN = 3  # the description names at most so many of the utterances that were left out
 
 
 class Utterance(NamedTuple):
-    """One recording: the class of each of its frames, and what reads their features."""
+    """One recording: the class of each frame, and a function that reads the features of the frames."""
 
     name: str
     labels: Int[np.ndarray, " T"]
@@ -28,13 +28,14 @@ class FrameData(DataDefaults):
     """Batches of whole utterances.
 
     Args:
-        splits: of `train`, `valid` and `test`.
-        num_states: classes.
-        num_features: F.
-        name: which data these are, for people.
-        left_out: names of utterances that were, by the reason.
+        splits: the utterances of `train`, `valid` and `test`.
+        num_states: number of classes.
+        num_features: F, the number of features of a frame.
+        name: name of the data set in descriptions and error messages.
+        left_out: names of the utterances that were left out, by reason.
 
-    Raises BnrnnError for a split with fewer than two utterances, and when features are read that do not fit.
+    Raises BnrnnError for a split with fewer than two utterances, and when features are read that have the wrong shape
+    or are not finite.
     """
 
     metric = "error"
@@ -68,7 +69,7 @@ class FrameData(DataDefaults):
     def batches(
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
     ) -> Iterator[Batch]:
-        """One pass over the utterances from batch `start` on, those of similar length together."""
+        """One pass over the utterances from batch `start` on, in batches of similar length."""
         for chosen in by_length(self.lengths[split], batch_size, generator)[start:]:
             utterances = [self.splits[split][n] for n in chosen.tolist()]
             features = [torch.from_numpy(self._features(utterance)) for utterance in utterances]

@@ -1,7 +1,7 @@
-"""Cloze questions from real news: the newswire of NIST's IE-ER evaluation of 1999, whose names were marked by hand.
+"""Cloze questions from news texts of NIST's IE-ER evaluation of 1999, in which people marked all names by hand.
 
-They have the form of the CNN questions of Hermann et al. 2015 and are none of them: a sentence or headline of the text
-is the question, with one of its entities hidden, and the rest of the text is the passage.
+The questions have the format of the CNN questions of Hermann et al. 2015, but are not part of them. The question is a
+sentence or the headline of a text with one of its entities hidden; the rest of the text is the passage.
 """
 
 import random
@@ -16,19 +16,20 @@ from bnrnn.errors import BnrnnError
 
 URL = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/ieer.zip"
 NUM_DOCUMENTS = 94
-SHORTEST = 6  # words of a question, so that there is something to go by
-EVERY = 8  # documents: one for validation and one for the test
+SHORTEST = 6  # minimum number of words in a question: shorter ones hardly say what is asked for
+EVERY = 8  # of so many documents, one is for validation and one for the test
 MARK = re.compile(r'<b_enamex[^>]*type="(\w+)"[^>]*>(.*?)<e_enamex>', re.DOTALL)
 
 
 class IEERCloze(Cloze):
-    """Questions of one document are all in the same split.
+    """All questions of one document are in the same split.
 
     Args:
-        num_sentences: of the passage that are kept, those most relevant to the question as in the shortened CNN
-            questions; the answer may not be in them. None keeps all.
+        num_sentences: number of sentences that a passage keeps, those most relevant to the question, as in the
+            shortened CNN questions. They may lack the answer. None keeps all sentences.
 
-    Reads `<data_dir>/ieer/ieer.zip`, or `<data_dir>/cnn_qa/standins/ieer.zip`.
+    Reads `<data_dir>/ieer/ieer.zip`, or `<data_dir>/cnn_qa/standins/ieer.zip`. Raises BnrnnError if the file is missing
+    or damaged.
     """
 
     def __init__(self, data_dir: str, num_sentences: int | None = None) -> None:
@@ -56,7 +57,7 @@ class IEERCloze(Cloze):
 
 
 def load_ieer(data_dir: Path) -> list[tuple[str, str]]:
-    """(headline, text) of every document, marks included."""
+    """The (headline, text) of every document, with the markup. Raises BnrnnError if the file is missing or damaged."""
     found = [path for path in (data_dir / "ieer/ieer.zip", data_dir / "cnn_qa/standins/ieer.zip") if path.exists()]
     if not found:
         raise BnrnnError(
@@ -78,7 +79,7 @@ def load_ieer(data_dir: Path) -> list[tuple[str, str]]:
 
 
 def questions(headline: str, text: str) -> Iterator[Text]:
-    """Every sentence and the headline, once for each entity of it that is named in the rest of the text too."""
+    """The questions of a document: its headline and each sentence, once for each entity that the rest also names."""
     names: dict[tuple[str, str], int] = {}
     title, body = (tokens(_anonymous(part, names)) for part in (headline, text))
     cut = sentences(body)
@@ -92,16 +93,19 @@ def questions(headline: str, text: str) -> Iterator[Text]:
 
 
 def numbered_at_random(text: Text, entities: list[str], seed: int) -> Text:
-    """The text with other numbers for its entities, as CNN's have: who is named first is often who is asked for."""
+    """Give the entities of a text random numbers, as the CNN questions do.
+
+    Numbers in the order of appearance would help to guess: the answer is often the entity that is named first.
+    """
     names = dict(zip(entities, random.Random(seed).sample(entities, len(entities)), strict=True))
     passage, question = ([names.get(word, word) for word in words] for words in (text.passage, text.question))
     return Text(passage, question, names[text.answer])
 
 
 def _anonymous(text: str, names: dict[tuple[str, str], int]) -> str:
-    """The text with @entityN for each name, and without other marks.
+    """Replace each name by @entityN and remove other markup.
 
-    A person's last name by itself is the person who was named with it before.
+    A last name alone stands for the latest person before it with that last name.
     """
 
     def replace(match: re.Match[str]) -> str:

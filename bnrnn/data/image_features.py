@@ -1,13 +1,12 @@
-"""Features of images by a network that is not trained here: Inception_v3 (Szegedy et al. 2016), 2,048 an image.
+"""Image features from a pretrained Inception_v3 (Szegedy et al. 2016): 2,048 features per image.
 
-Its weights are torchvision's, https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth, downloaded by hand
-and given as a file.
+The user downloads torchvision's weights, https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth, by hand
+and passes the file.
 """
 
 import hashlib
-import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,26 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from bnrnn.data.prepared import read_parts
 from bnrnn.data.vision import import_torchvision
 from bnrnn.errors import BnrnnError
-from bnrnn.files import write_json
 
 URL = "https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth"
-SHA256 = "0cc3c7bd"  # how the file's begins, as its name says
+SHA256 = "0cc3c7bd"  # the first digits of the file's SHA-256, which are part of its name
 BATCH_SIZE = 32
+PART = 4 * BATCH_SIZE  # images whose features are lost if the preparation is interrupted
 SIZE = 2048
 THUMBNAIL = 160
 
 
 def inception_v3(weights: Path | None) -> nn.Module:
-    """The network up to its pooled features; with weights that are random where none are given.
+    """Inception_v3 without its last layer, so that it returns the pooled features (B, 2048), in evaluation mode.
 
-    Raises BnrnnError for a file that is missing or another.
+    Args:
+        weights: torchvision's weight file. None keeps the random initial weights, for tests.
+
+    Raises BnrnnError if the file is missing or has another checksum.
     """
     models = import_torchvision().models
     network = models.inception_v3(weights=None, aux_logits=True, init_weights=False, transform_input=True)
@@ -47,7 +49,10 @@ def inception_v3(weights: Path | None) -> nn.Module:
 
 
 def load_image(path: Path) -> Float[Tensor, "3 299 299"]:
-    """An image as Inception_v3 wants it: shorter side 342, the middle 299 x 299, normalized. Raises BnrnnError."""
+    """Load an image, scale its shorter side to 342 pixels, crop the central 299 x 299 and normalize the colors.
+
+    Raises BnrnnError if the file is missing or is not a readable image.
+    """
     from PIL import Image
 
     transform = import_torchvision().models.Inception_V3_Weights.IMAGENET1K_V1.transforms()
@@ -57,64 +62,47 @@ def load_image(path: Path) -> Float[Tensor, "3 299 299"]:
     except FileNotFoundError as error:
         raise BnrnnError(f"{path} is missing") from error
     except (OSError, ValueError, SyntaxError) as error:
-        raise BnrnnError(f"{path} is no image that can be read ({error}): fetch it again") from error
+        raise BnrnnError(f"{path} cannot be read as an image ({error}): fetch it again") from error
 
 
-def extract(
-    paths: Sequence[Path], network: Callable[[Tensor], Tensor], folder: Path, about: dict[str, Any],
-    device: torch.device,
-) -> None:  # fmt: skip
-    """Write `features.npy` (N, SIZE) of float16 and `index.json` into a folder; one that was interrupted goes on.
+def extract(files: Sequence[Path], network: nn.Module, parts: Path, name: str, num_proc: int) -> Any:
+    """The features of images as a `datasets.Dataset` in float16. Parts that exist are not computed again.
 
-    `about`, which names the images and the network, decides whether what is there is of the same kind.
+    Every process computes with one thread, or on the GPU, so that the number of processes does not change the result.
+
+    Args:
+        parts: folder of the parts.
+        name: name of the network.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    partial, progress = folder / "features.partial.npy", folder / "progress.json"
-    state = {"about": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), "done": 0}
-    if progress.exists() and partial.exists():
-        known = json.loads(progress.read_text())
-        state = known if known["about"] == state["about"] else state
-    mode = "r+" if state["done"] else "w+"
-    features = np.lib.format.open_memmap(partial, mode, np.float16, (len(paths), SIZE))
-    for start, images in batches(paths, state["done"]):
+    from datasets import Features, List, Value
+
+    features = Features(features=List(Value("float16"), length=SIZE))
+    read = partial(read_features, network=network)
+    return read_parts(files, PART, read, features, parts, f"{name} 1", num_proc, "features")
+
+
+def read_features(names: Sequence[str], network: nn.Module) -> dict[str, np.ndarray]:
+    """The features of these images, computed on the GPU if there is one."""
+    device = torch.device(
+        "cuda" if torch.cuda.is_available() else "cpu"
+    )  # in this process, because CUDA cannot be used after a fork
+    network, threads = network.to(device), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
         with torch.no_grad():
-            features[start : start + len(images)] = network(images.to(device)).cpu().half().numpy()
-        features.flush()
-        write_json(progress, {**state, "done": start + len(images)})
-    os.replace(partial, folder / "features.npy")
-    with (folder / "features.npy").open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    write_json(folder / "index.json", {**about, "sha256": digest})
-    progress.unlink()
+            found = [network(images.to(device)).cpu().half().numpy() for images in batches([Path(n) for n in names])]
+    finally:
+        torch.set_num_threads(threads)
+    return {"features": np.concatenate(found)}
 
 
-def load_extracted(folder: Path, remedy: str) -> tuple[Float[np.ndarray, "N F"], dict[str, Any]]:
-    """What `extract` has written, mapped, checksum verified."""
-    index, path = folder / "index.json", folder / "features.npy"
-    if not index.exists() or not path.exists():
-        raise BnrnnError(f"{index if path.exists() else path} is missing: {remedy}")
-    about = json.loads(index.read_text())
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != about["sha256"]:
-        raise BnrnnError(f"{path} is damaged: delete {folder} and {remedy}")
-    features = np.load(path, "r")
-    if len(features) != len(about["images"]):
-        raise BnrnnError(f"{path} has {len(features):,} rows for {len(about['images']):,} images: {remedy}")
-    return features, about
-
-
-def batches(paths: Sequence[Path], start: int = 0) -> Iterator[tuple[int, Float[Tensor, "B 3 299 299"]]]:
-    """Images from the one at `start` on, with the place of the first of each batch, and a bar."""
-    with tqdm(total=len(paths), initial=start, unit=" images", desc="features", disable=None) as bar:
-        for n in range(start, len(paths), BATCH_SIZE):
-            images = torch.stack([load_image(path) for path in paths[n : n + BATCH_SIZE]])
-            yield n, images
-            bar.update(len(images))
+def batches(paths: Sequence[Path]) -> Iterator[Float[Tensor, "B 3 299 299"]]:
+    for n in range(0, len(paths), BATCH_SIZE):
+        yield torch.stack([load_image(path) for path in paths[n : n + BATCH_SIZE]])
 
 
 def thumbnail(file: Any) -> np.ndarray:
-    """A small copy of the image in a file, of THUMBNAIL pixels on its longer side."""
+    """A small copy (height, width, 3) of the image in a file. Its longer side has at most THUMBNAIL pixels."""
     from PIL import Image
 
     with Image.open(file) as image:

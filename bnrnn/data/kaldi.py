@@ -1,7 +1,7 @@
-"""Features and alignments as Kaldi (Povey et al. 2011) writes them, such as those of the Wall Street Journal.
+"""Features and alignments in the file formats of Kaldi (Povey et al. 2011), such as those of the Wall Street Journal.
 
-Read by kaldi-native-io: Kaldi's own code without Kaldi, which knows every format of its archives, compressed ones too,
-and reads the shape of a matrix without the matrix, so that alignments are checked before training begins.
+kaldi-native-io reads them. It contains Kaldi's own input code, so it knows every archive format, compressed ones too.
+It can read the shape of a matrix without its content; all alignments are therefore checked before training begins.
 """
 
 import gzip
@@ -17,24 +17,25 @@ from tqdm import tqdm
 from bnrnn.data.frames import FrameData, Utterance
 from bnrnn.errors import BnrnnError
 
-MAX_SKIPPED = 0.05  # of the utterances of a split
+MAX_SKIPPED = 0.05  # largest fraction of a split's utterances that may lack an alignment
 
 
 class KaldiFrames(FrameData):
-    """Utterances of `<data_dir>/<folder>/{train,valid,test}/`, each with
+    """The utterances in `<data_dir>/<folder>/{train,valid,test}/`. Each of these folders has the files
 
-    - `feats.scp`, the features, as `copy-feats` writes them; paths are absolute, or from that folder;
+    - `feats.scp`, the features, as `copy-feats` writes them; its paths are absolute or relative to the folder;
     - `ali*.gz`, `ali*.ark` or `ali*.txt`, the state of every frame, as `ali-to-pdf` writes it;
-    - `cmvn.scp` of `compute-cmvn-stats`, and `utt2spk`, where features are to be normalized.
+    - `cmvn.scp` of `compute-cmvn-stats`, and `utt2spk`, if features are to be normalized.
 
     Args:
-        num_states: tied states of the recogniser.
-        num_features: in a frame.
+        num_states: number of tied states of the recognizer.
+        num_features: number of features of a frame.
         max_frames: longer utterances are left out.
-        normalize: "speaker" with the statistics of each speaker, "global" with those of all training speakers, "none".
+        normalize: "speaker" uses the mean and variance of each speaker, "global" those of all training speakers, "none"
+            keeps the features as they are.
 
-    Utterances without an alignment are left out and named, up to 5 % of a split. Raises BnrnnError for what does not
-    fit together.
+    Up to 5 % of a split's utterances may lack an alignment: they are left out, and `description` names some of them.
+    Raises BnrnnError if files are missing or damaged, or if features, alignments and arguments do not agree.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class KaldiFrames(FrameData):
                 )
             if labels.min() < 0 or labels.max() >= num_states:
                 raise BnrnnError(
-                    f"{folder}: the alignment of {name} has state {labels.max()}, expected 0 to {num_states - 1}: are "
-                    "these transition ids? `ali-to-pdf` makes states of them"
+                    f"{folder}: the alignment of {name} has states {labels.min()} to {labels.max()}, expected 0 to "
+                    f"{num_states - 1}: if these are transition ids, convert them with `ali-to-pdf`"
                 )
             if rows > max_frames:
                 left_out[f"longer than {max_frames:,} frames"].append(name)
@@ -97,13 +98,15 @@ class KaldiFrames(FrameData):
             scale = self._whole
             if normalize == "speaker":
                 if speakers.get(name) not in scales:
-                    raise BnrnnError(f"{name} has no speaker in {folder / 'utt2spk'} whose statistics are in cmvn.scp")
+                    raise BnrnnError(
+                        f"{name}: expected its speaker in {folder / 'utt2spk'} and the speaker's statistics in cmvn.scp"
+                    )
                 scale = scales[speakers[name]]
             found.append(Utterance(name, labels, Reader(where, scale)))
         if len(unaligned) > MAX_SKIPPED * len(scp):
             raise BnrnnError(
-                f"{folder}: {unaligned[0]} and {len(unaligned) - 1} others of {len(scp):,} utterances have no "
-                f"alignment, more than {MAX_SKIPPED:.0%}"
+                f"{folder}: {len(unaligned):,} of {len(scp):,} utterances have no alignment, expected at most "
+                f"{MAX_SKIPPED:.0%}; the first is {unaligned[0]}"
             )
         if unaligned:
             left_out["without an alignment"] += unaligned
@@ -111,7 +114,12 @@ class KaldiFrames(FrameData):
 
 
 class Reader:
-    """Reads the features of one utterance, normalized."""
+    """Reads and normalizes the features of one utterance.
+
+    Args:
+        where: `<archive>:<offset>` of the features.
+        scale: the mean to subtract and the factor to multiply with, each (F,); None keeps the features as they are.
+    """
 
     def __init__(self, where: str, scale: tuple[np.ndarray, np.ndarray] | None) -> None:
         self.where, self.scale = where, scale
@@ -128,12 +136,12 @@ def library() -> ModuleType:
     try:
         import kaldi_native_io
     except ImportError as error:
-        raise BnrnnError("Kaldi's archives need kaldi-native-io: pip install 'bnrnn[speech]'") from error
+        raise BnrnnError("reading Kaldi's archives needs kaldi-native-io: pip install 'bnrnn[speech]'") from error
     return kaldi_native_io
 
 
 def load_table(path: Path) -> dict[str, str]:
-    """Lines of a key and a value. Raises BnrnnError with the line that is none, or a key that comes twice."""
+    """Read lines of a key and a value. Raises BnrnnError for an empty file, a malformed line or a repeated key."""
     if not path.exists():
         raise BnrnnError(f"{path} is missing")
     found: dict[str, str] = {}
@@ -148,11 +156,13 @@ def load_table(path: Path) -> dict[str, str]:
 
 
 def load_scp(path: Path) -> dict[str, str]:
-    """`<archive>:<offset>` by key, with whole paths. Raises BnrnnError for pipes."""
+    """The `<archive>:<offset>` of each key, with full paths. Raises BnrnnError for a missing archive and for a pipe."""
     found = load_table(path)
     for key, where in found.items():
         if where.endswith("|"):
-            raise BnrnnError(f"{path}: {key} is the output of a command: write its features with copy-feats")
+            raise BnrnnError(
+                f"{path}: {key} is read from a command, expected a file: write the features with copy-feats"
+            )
         archive = Path(path.parent, where.rpartition(":")[0] or where)
         if not archive.exists():
             raise BnrnnError(f"{archive} is missing: {path} names it for {key}")
@@ -161,14 +171,14 @@ def load_scp(path: Path) -> dict[str, str]:
 
 
 def load_alignments(folder: Path) -> dict[str, np.ndarray]:
-    """The states of every utterance that has them."""
+    """The states of every aligned utterance, by its name. Raises BnrnnError for missing or damaged files."""
     paths = sorted(path for ending in ("gz", "ark", "txt") for path in folder.glob(f"ali*.{ending}"))
     if not paths:
         raise BnrnnError(f"{folder} has no ali*.gz, ali*.ark or ali*.txt: write alignments there with ali-to-pdf")
     found: dict[str, np.ndarray] = {}
     for path in paths:
         try:
-            if path.suffix == ".gz":  # all of it, or a damaged end would be taken for the end
+            if path.suffix == ".gz":  # read it all: Kaldi's reader would take a damaged end for the end of the file
                 with gzip.open(path) as file:
                     while file.read(2**20):
                         pass
@@ -176,15 +186,20 @@ def load_alignments(folder: Path) -> dict[str, np.ndarray]:
             with library().SequentialInt32VectorReader(source) as reader:
                 for key, states in reader:
                     if key in found:
-                        raise BnrnnError(f"{path}: {key} has an alignment before")
+                        raise BnrnnError(
+                            f"{path}: {key} has a second alignment, expected one: remove the old ali* files"
+                        )
                     found[key] = np.array(states, np.int32)
         except (OSError, EOFError, RuntimeError) as error:
-            raise BnrnnError(f"{path} is no archive of alignments: {_first_line(error)}") from error
+            raise BnrnnError(f"{path} is not an archive of alignments: {_first_line(error)}") from error
     return found
 
 
 def load_statistics(folder: Path, num_features: int) -> dict[str, Float[np.ndarray, "2 K"]]:
-    """Sums and sums of squares of each speaker, and the number of frames, as compute-cmvn-stats writes them."""
+    """The statistics of each speaker (2, F + 1), as compute-cmvn-stats writes them.
+
+    Row 0 has the sums of the features and then the number of frames; row 1 has the sums of their squares.
+    """
     found = {}
     for speaker, where in load_scp(folder / "cmvn.scp").items():
         try:
@@ -200,13 +215,13 @@ def load_statistics(folder: Path, num_features: int) -> dict[str, Float[np.ndarr
 
 
 def mean_and_scale(sums: Float[np.ndarray, "2 K"]) -> tuple[Float[np.ndarray, " F"], Float[np.ndarray, " F"]]:
-    """What to take off, and what to multiply with afterwards, for mean 0 and variance 1."""
+    """The mean to subtract and the factor to multiply with, so that features have mean 0 and variance 1."""
     mean = sums[0, :-1] / sums[0, -1]
     return mean, 1 / np.sqrt(np.maximum(sums[1, :-1] / sums[0, -1] - mean**2, 1e-20))
 
 
 def shape(name: str, where: str) -> tuple[int, int]:
-    """Rows and columns of a matrix in an archive."""
+    """Number of rows and columns of a matrix in an archive. Raises BnrnnError if it cannot be read."""
     try:
         found: Any = library().MatrixShape.read(where)
     except RuntimeError as error:

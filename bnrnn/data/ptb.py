@@ -1,4 +1,4 @@
-"""Penn Treebank as prepared by Mikolov: by character (Cooijmans et al. 2016, 5.2) and by word (Laurent et al. 2015)."""
+"""Mikolov's Penn Treebank: characters (Cooijmans et al. 2016, section 5.2) and words (Laurent et al. 2015)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +20,13 @@ CHECKSUMS = {
 
 
 class PTBChar(Segments):
-    """Characters; `text` says what becomes of the spaces around the end of a line (" no it was n't \\n" in the files).
+    """Penn Treebank by character. Raises BnrnnError if a file is missing or is not the published one.
 
-    "authors" keeps the one in front of a line, which gives the character counts of the paper's code (penntreebank.py
-    and its evaluation); "mikolov_char" keeps neither, as Mikolov's own ptb.char.*.txt do.
+    Args:
+        text: what happens to the spaces at both ends of a line (" no it was n't \\n" in the files). "authors" keeps the
+            space at the beginning, which gives the character counts of the authors' penntreebank.py. "mikolov_char"
+            removes both, as in Mikolov's own ptb.char.*.txt.
+        length, test_lengths, state_noise: see Segments.
     """
 
     def __init__(
@@ -44,7 +47,10 @@ class PTBChar(Segments):
 
 
 class PTBWord(Streams):
-    """Words and an <eos> for each line; ids in the order of first appearance in the training text."""
+    """Penn Treebank by word, with an <eos> at the end of each line. Ids follow the first occurrence in training.
+
+    Raises BnrnnError if a file is missing or is not the published one.
+    """
 
     def __init__(self, data_dir: str, window: int, state_noise: float = 0.0) -> None:
         words = {s: text.replace(b"\n", b" <eos> ").split() for s, text in load_ptb(Path(data_dir)).items()}
@@ -59,7 +65,7 @@ class PTBWord(Streams):
 
 
 def spell(content: bytes, text: str) -> bytes:
-    """The characters of a file as `text` wants them."""
+    """The characters of a file, with the spaces of each line treated as PTBChar's `text` says."""
     if text == "authors":
         return content.replace(b" \n", b"\n")
     if text == "mikolov_char":
@@ -68,12 +74,12 @@ def spell(content: bytes, text: str) -> bytes:
 
 
 def load_ptb(data_dir: Path) -> dict[str, bytes]:
-    """The content of `<data_dir>/ptb/ptb.{train,valid,test}.txt`, checksums verified."""
+    """The content of `<data_dir>/ptb/ptb.{train,valid,test}.txt` by split, with verified checksums."""
     return {name.split(".")[1]: _read(data_dir / "ptb" / name) for name in CHECKSUMS}
 
 
 def prepare_ptb(data_dir: Path) -> None:
-    """Download what is missing or damaged in `<data_dir>/ptb/`; a file appears there only once it is verified."""
+    """Download the missing or damaged files of `<data_dir>/ptb/`. A file appears there after verification."""
     folder = data_dir / "ptb"
     for name in CHECKSUMS:
         if not _is_good(folder / name):

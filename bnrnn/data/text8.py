@@ -23,10 +23,15 @@ SYMBOLS = b" abcdefghijklmnopqrstuvwxyz"
 
 
 class Text8(Segments):
-    """90 M / 5 M / 5 M characters for train / valid / test; or, with `prefix`, 90 % / 5 % / 5 % of a shorter beginning.
+    """text8, split 90 / 5 / 5 % into train / valid / test.
 
-    Validation looks at the first `valid_segments` segments, all if None, as the authors' text8.py does.
-    Reads `<data_dir>/text8/`: the file `text8`, `text8.zip` or a `text8*.gz`. The plain file is mapped, not loaded.
+    Args:
+        prefix: whether to use a file with only the beginning of text8.
+        valid_segments: validate on the first so many segments, as the authors' text8.py does; None uses all.
+        length, test_lengths, state_noise: see Segments.
+
+    Reads one of `text8`, `text8.zip` and `text8*.gz` in `<data_dir>/text8/`; the plain file is memory-mapped. Raises
+    BnrnnError if it is missing or damaged.
     """
 
     def __init__(
@@ -49,7 +54,7 @@ class Text8(Segments):
 
 
 def load_text8(data_dir: Path, prefix: bool) -> UInt8[np.ndarray, " _"]:
-    """All of text8, checksum verified; or, with `prefix`, a beginning of it."""
+    """The bytes of text8, with verified checksum, or, with `prefix`, of a file with its beginning."""
     remedy = f"run `make data` (or `python -m bnrnn.prepare text8 --data-dir {data_dir}`)"
     remedy += " and use data=text8" if prefix else ""
     path = _find(data_dir / "text8", prefix, remedy)
@@ -64,18 +69,18 @@ def load_text8(data_dir: Path, prefix: bool) -> UInt8[np.ndarray, " _"]:
 
 
 def prepare_text8(data_dir: Path) -> None:
-    """Download text8 unless `<data_dir>/text8/` has all of it; it appears there only once it is verified."""
+    """Download text8 unless `<data_dir>/text8/` has it. The file appears there after verification."""
     folder = data_dir / "text8"
     if not _is_good(data_dir):
-        archive = fetch(URL, f"sha256:{ARCHIVE}", folder, "text8-downloaded.zip")  # another text8.zip may be there
+        archive = fetch(URL, f"sha256:{ARCHIVE}", folder, "text8-downloaded.zip")  # keeps a text8.zip of the user
         with atomic_write(folder / "text8") as file:
             file.write(_open(archive, str(archive), f"put text8.zip into {folder} by hand").data)
-        archive.unlink()  # the plain file can be mapped
+        archive.unlink()  # the plain file is enough, and can be memory-mapped
     print(f"{folder}: complete")
 
 
 def _find(folder: Path, prefix: bool, remedy: str) -> Path:
-    """The file to read. Where there are both, all of text8 is the plain file or the .zip, and a prefix is the .gz."""
+    """The file to read. If there are several, the plain file or the .zip is the whole text8 and a .gz is a prefix."""
     plain = [path for path in (folder / "text8", folder / "text8.zip") if path.exists()][:1]
     packed = sorted(folder.glob("text8*.gz"))
     chosen = packed or plain if prefix else plain or packed
@@ -87,7 +92,7 @@ def _find(folder: Path, prefix: bool, remedy: str) -> Path:
 
 
 def _open(path: Path, source: str, remedy: str) -> UInt8[np.ndarray, " _"]:
-    """The bytes of a file, mapped, or of what is packed in it: up to one more than text8 has."""
+    """The bytes of a plain file, memory-mapped, or those in a compressed file: at most one more than text8 has."""
     try:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive, archive.open("text8") as file:
@@ -116,10 +121,10 @@ def _check_whole(source: str, text: UInt8[np.ndarray, " _"], remedy: str) -> Non
 
 def _check_prefix(path: Path, text: UInt8[np.ndarray, " _"]) -> None:
     if len(text) >= SIZE:
-        raise BnrnnError(f"{path} has {SIZE:,} bytes or more, expected a shorter beginning of text8: use data=text8")
+        raise BnrnnError(f"{path} has {SIZE:,} bytes or more, expected only the beginning of text8: use data=text8")
     begin = bytes(text[: len(BEGINNING)])
     if begin != BEGINNING:
-        raise BnrnnError(f"{path} is no beginning of text8: it begins with {begin!r}, expected {BEGINNING!r}")
+        raise BnrnnError(f"{path} is not the beginning of text8: it begins with {begin!r}, expected {BEGINNING!r}")
     check_symbols(str(path), text, SYMBOLS)
 
 

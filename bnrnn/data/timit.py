@@ -1,7 +1,8 @@
-"""A sample of TIMIT (Garofolo et al. 1993): read sentences whose phones were marked by hand.
+"""A sample of TIMIT (Garofolo et al. 1993): read sentences in which people marked the phones by hand.
 
-Features are those of Laurent et al. 2015, section 4.1: logarithms of 40 mel filters and of the energy, every 10 ms over
-25 ms, with their first and second differences. Classes are thirds of phones, in place of a recogniser's states.
+The features follow Laurent et al. 2015, section 4.1: the logarithms of 40 mel filters and of the energy, in windows of
+25 ms every 10 ms, with their first and second differences. The classes are thirds of phones; they take the place of the
+tied states of a speech recognizer.
 """
 
 import hashlib
@@ -19,23 +20,23 @@ from bnrnn.data.frames import FrameData, Utterance
 from bnrnn.errors import BnrnnError
 
 URL = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/timit.zip"
-RATE, SHIFT, WIDTH = 16_000, 160, 400  # samples: in a second, from frame to frame, of a frame
+RATE, SHIFT, WIDTH = 16_000, 160, 400  # samples per second, samples between two frames, samples in a frame
 NAMES = """aa ae ah ao aw ax ax-h axr ay b bcl ch d dcl dh dx eh el em en eng epi er ey f g gcl h# hh hv ih ix iy jh k
 kcl l m n ng nx ow oy p pau pcl q r s sh t tcl th uh uw ux v w y z zh"""
 PHONES: list[str] = list(NAMES.split())
-NUM_PARTS = 3  # of a phone
-SHARED = ("sa1", "sa2")  # sentences that everybody reads
+NUM_PARTS = 3  # classes per phone
+SHARED = ("sa1", "sa2")  # the two sentences that every speaker reads
 
 
 class TimitSample(FrameData):
-    """Of the speakers, one woman and one man validate, one and one test, the others train.
+    """The validation and the test split have one woman and one man each; the training split has the other speakers.
 
     Args:
-        normalize: "speaker" gives the features of each speaker mean 0 and variance 1, "global" those of all training
-            utterances, "none" leaves them.
+        normalize: "speaker" gives the features of each speaker mean 0 and variance 1, "global" uses the mean and
+            variance of all training utterances, "none" keeps the features as they are.
 
-    The two sentences that everybody reads are in training alone. Reads `<data_dir>/speech/timit*.tar.gz`, with .wav and
-    .phn files in a folder for each speaker.
+    The two sentences that every speaker reads are only in the training split. Reads `<data_dir>/speech/timit*.tar.gz`,
+    which has a folder with .wav and .phn files for each speaker. Raises BnrnnError if it is missing or damaged.
     """
 
     def __init__(self, data_dir: str, normalize: str = "speaker") -> None:
@@ -65,10 +66,13 @@ class TimitSample(FrameData):
 
 
 def load_archive(folder: Path) -> tuple[Path, dict[str, bytes]]:
-    """The archive, and its .wav and .phn files by `<speaker>/<sentence>.<ending>`."""
+    """The path of the archive, and the content of its .wav and .phn files by `<speaker>/<sentence>.<ending>`."""
     found = sorted(folder.glob("timit*.tar.gz"))
     if not found:
-        raise BnrnnError(f"{folder} has no timit*.tar.gz: put the sample there ({URL}), or set BNRNN_DATA")
+        raise BnrnnError(
+            f"{folder} has no timit*.tar.gz: put the sample there ({URL}), or set BNRNN_DATA to the folder that holds "
+            "speech/"
+        )
     try:
         with tarfile.open(found[0]) as archive:
             files = {}
@@ -80,12 +84,18 @@ def load_archive(folder: Path) -> tuple[Path, dict[str, bytes]]:
         raise BnrnnError(f"{found[0]} is damaged ({error}): fetch it again from {URL}") from error
     lacking = sorted(n for n in files if n.endswith(".wav") and n.removesuffix("wav") + "phn" not in files)
     if lacking or not files:
-        raise BnrnnError(f"{found[0]}: {lacking[0] if lacking else 'no .wav'} has phones marked in a .phn file")
+        what = f"{lacking[0]} has no .phn file" if lacking else "no .wav files"
+        raise BnrnnError(
+            f"{found[0]}: {what}, expected a .wav and a .phn file for each sentence: fetch it again from {URL}"
+        )
     return found[0], files
 
 
 def divide(speakers: set[str]) -> dict[str, list[str]]:
-    """Speakers by split, in the order of the SHA-256 of their names; the first letter after the dash is their sex."""
+    """Split the speakers, in the order of the SHA-256 of their names. The first letter after the dash is their sex.
+
+    Raises BnrnnError for fewer than three women or men.
+    """
     splits: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     for sex in "fm":
         of_sex = [name for name in speakers if name.partition("-")[2][:1] == sex]
@@ -99,26 +109,27 @@ def divide(speakers: set[str]) -> dict[str, list[str]]:
 
 
 def load_utterance(files: Mapping[str, bytes], name: str, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Features and classes of an utterance."""
+    """Features (T, F) and classes (T,) of an utterance. Raises BnrnnError if its phones end after the recording."""
     samples = read_wave(files[name], f"{path}, {name}")
     phones = name.removesuffix("wav") + "phn"
     segments = read_phones(files[phones].decode("latin-1"), f"{path}, {phones}")
     if segments[-1][1] > len(samples):
         raise BnrnnError(
-            f"{path}, {phones}: ends at sample {segments[-1][1]:,}, after the recording's {len(samples):,}"
+            f"{path}, {phones}: the last phone ends at sample {segments[-1][1]:,}, expected at most the recording's "
+            f"{len(samples):,}"
         )
     features = with_differences(log_mel(samples))
     return features, classes(segments, len(features))
 
 
 def read_wave(content: bytes, source: str) -> Int[np.ndarray, " N"]:
-    """The samples of a recording of 16 bits and one channel. Raises BnrnnError for another."""
+    """The samples of a recording. Raises BnrnnError unless it has one channel of 16 bits at RATE."""
     try:
         with wave.open(io.BytesIO(content)) as file:
             kind = file.getnchannels(), file.getsampwidth(), file.getframerate()
             samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
     except (wave.Error, EOFError, ValueError) as error:
-        raise BnrnnError(f"{source} is no .wav file: {error}") from error
+        raise BnrnnError(f"{source} is not a .wav file: {error}") from error
     if kind != (1, 2, RATE):
         raise BnrnnError(
             f"{source} has {kind[0]} channels of {8 * kind[1]} bits at {kind[2]:,} Hz, expected 1 of 16 at {RATE:,}"
@@ -129,13 +140,13 @@ def read_wave(content: bytes, source: str) -> Int[np.ndarray, " N"]:
 
 
 def read_phones(content: str, source: str) -> list[tuple[int, int, str]]:
-    """First sample, end and phone of each segment. Raises BnrnnError for what is none, with its line."""
+    """First sample, end (exclusive) and phone of each segment. Raises BnrnnError with the number of a bad line."""
     segments: list[tuple[int, int, str]] = []
     for n, line in enumerate(content.splitlines(), 1):
         match = re.fullmatch(r"(\d+) (\d+) (\S+)", line.strip())
         begins = segments[-1][1] if segments else 0
         if match is None or int(match[1]) != begins or int(match[2]) <= begins:
-            raise BnrnnError(f"{source}, line {n}: expected {begins}, an end and a phone, found {line!r}")
+            raise BnrnnError(f"{source}, line {n}: expected '{begins} END PHONE', END after {begins}, found {line!r}")
         if match[3] not in PHONES:
             raise BnrnnError(f"{source}, line {n}: phone {match[3]!r} is unknown, expected one of TIMIT's 61")
         segments.append((begins, int(match[2]), match[3]))
@@ -145,7 +156,10 @@ def read_phones(content: str, source: str) -> list[tuple[int, int, str]]:
 
 
 def classes(segments: list[tuple[int, int, str]], num_frames: int) -> Int[np.ndarray, " T"]:
-    """For each frame the phone in its middle, and which third of it; after the end the last."""
+    """The class of each frame: the phone at the middle of the frame, and which third of that phone.
+
+    Frames whose middle lies after the last phone get the last third of the last phone.
+    """
     middles = np.arange(num_frames) * SHIFT + WIDTH // 2
     ends = np.array([end for _, end, _ in segments])
     place = np.minimum(np.searchsorted(ends, middles, side="right"), len(segments) - 1)
@@ -155,11 +169,11 @@ def classes(segments: list[tuple[int, int, str]], num_frames: int) -> Int[np.nda
 
 
 def log_mel(samples: Int[np.ndarray, " N"]) -> Float[np.ndarray, "T 41"]:
-    """Logarithms of the energy and of 40 mel filters, as Kaldi's compute-fbank-feats has them, without its dither."""
+    """Logarithms of the energy and of 40 mel filters, as Kaldi's compute-fbank-feats gives them without dither."""
     try:
         import kaldi_native_fbank
     except ImportError as error:
-        raise BnrnnError("features of speech need kaldi-native-fbank: pip install 'bnrnn[speech]'") from error
+        raise BnrnnError("speech features need kaldi-native-fbank: pip install 'bnrnn[speech]'") from error
     options = kaldi_native_fbank.FbankOptions()
     options.frame_opts.dither, options.mel_opts.num_bins, options.use_energy = 0.0, 40, True
     fbank = kaldi_native_fbank.OnlineFbank(options)
@@ -169,7 +183,7 @@ def log_mel(samples: Int[np.ndarray, " N"]) -> Float[np.ndarray, "T 41"]:
 
 
 def with_differences(features: Float[np.ndarray, "T F"]) -> Float[np.ndarray, "T 3*F"]:
-    """The features, their first and their second differences, as Kaldi's add-deltas has them."""
+    """The features with their first and second differences, as Kaldi's add-deltas gives them."""
     first = np.arange(-2, 3) / 10
     parts = []
     for filter in ([1.0], first, np.convolve(first, first)):
@@ -180,6 +194,6 @@ def with_differences(features: Float[np.ndarray, "T F"]) -> Float[np.ndarray, "T
 
 
 def mean_and_scale(features: Float[np.ndarray, "N F"]) -> tuple[Float[np.ndarray, " F"], Float[np.ndarray, " F"]]:
-    """What to take off, and what to multiply with afterwards, for mean 0 and variance 1."""
+    """The mean to subtract and the factor to multiply with, so that features have mean 0 and variance 1."""
     features = features.astype(np.float64)
     return features.mean(0), 1 / np.maximum(features.std(0), 1e-10)

@@ -1,4 +1,4 @@
-"""The only importer of torchvision, for features of images. It needs help beside a CPU build of torch."""
+"""Importing torchvision, for image features. Only this module imports it: with a CPU build of torch it needs a fix."""
 
 import importlib
 import sys
@@ -7,14 +7,15 @@ from types import ModuleType
 import torch
 
 _OPERATORS = ("nms", "qnms")
-_libraries = []  # a torch.library.Library takes its definitions back when it is collected
+_libraries = []  # keeps the definitions alive: a torch.library.Library removes them when it is garbage-collected
 
 
 def import_torchvision() -> ModuleType:
-    """torchvision, also where its compiled operators cannot load because torch is a CPU build (pytorch/vision#9077).
+    """Import torchvision, also with a CPU build of torch, where its operators cannot load (pytorch/vision#9077).
 
-    torchvision's wheels link to CUDA. Beside a CPU torch its own library is skipped, and its import then fails on two
-    operators that nobody defined. Their signatures are all it takes; the operators themselves stay unusable.
+    torchvision's wheels link to CUDA. With a CPU build of torch, torchvision skips its compiled library, and its import
+    then fails because two operators are undefined. Declaring their signatures lets the import succeed; the two
+    operators themselves remain unusable.
     """
     try:
         return importlib.import_module("torchvision")

@@ -1,4 +1,4 @@
-"""What every recurrent layer shares: checks of the input, the initial state, and long sequences in bounded memory."""
+"""The base class of all recurrent layers: it checks the input, creates the initial state and bounds the memory use."""
 
 import math
 from typing import Any, ClassVar
@@ -12,7 +12,8 @@ from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.scan import ENGINES
 from bnrnn.scan.tracing import traced, values_known
 
-# Elements of the input product (T, B, G) that are held at once where no gradient needs them: 256 MiB of float32.
+# Without gradients, a long sequence is processed in pieces whose input product (T, B, G) has at most so many elements:
+# 256 MiB of float32.
 MAX_PRODUCT_SIZE = 2**26
 
 State = tuple[Tensor, ...]
@@ -21,18 +22,23 @@ State = tuple[Tensor, ...]
 class RecurrentLayer(nn.Module):
     """One layer, one direction: `y, state = layer(x, state=None, t_start=0, batch_sizes=None)`.
 
-    x is (T, B, I), or (T, B) integers that stand for one-hot rows of I; y is (T, B, H), the state a tuple of (B, H),
-    zeros if not given. A sequence may be fed in pieces by passing the state on and the number of steps already seen as
-    t_start (it selects the population statistics). Sequences of different lengths stand longest first, padded at the
-    end; batch_sizes[t] of them run at step t (as in torch's PackedSequence) and the others keep their state. bnrnn.LSTM
-    takes any order, and several layers.
-    Subclasses set `num_gates`, `state_names` and `scan`.
+    x is (T, B, I), or (T, B) integer ids, each of which stands for a one-hot vector of size I. y is (T, B, H). The
+    state is a tuple of (B, H) tensors; None means zeros.
+
+    To process a sequence in pieces, pass the returned state to the next call, and the number of steps already processed
+    as t_start: it selects the population statistics.
+
+    Sequences of different lengths must be sorted by decreasing length and padded at the end. As in torch's
+    PackedSequence, batch_sizes[t] is the number of sequences that have a step t; the others keep their state.
+    bnrnn.LSTM accepts sequences in any order, and has several layers.
+
+    Subclasses define `num_gates`, `state_names` and `scan`.
     """
 
     num_gates: int
     state_names: ClassVar[tuple[str, ...]]
-    engines: ClassVar[tuple[str, ...]] = ENGINES  # that bnrnn.scan has for its recurrence
-    checks_finite = True  # a stack does it once, for its own input
+    engines: ClassVar[tuple[str, ...]] = ENGINES  # the engines that implement the layer's recurrence
+    checks_finite = True  # a Stack turns this off for its layers: it checks its own input once
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -46,7 +52,7 @@ class RecurrentLayer(nn.Module):
         return f"{self.input_size}, {self.hidden_size}"
 
     def reset_parameters(self) -> None:
-        """Uniform in ±1/sqrt(H), as torch.nn.LSTM; scales and shifts of normalizations keep their own start."""
+        """Draw weights and biases uniformly from ±1/sqrt(H), as torch.nn.LSTM does. gamma and beta are not changed."""
         bound = self.hidden_size**-0.5
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith(("weight", "bias")):
@@ -63,7 +69,11 @@ class RecurrentLayer(nn.Module):
         t_start: int = 0,
         batch_sizes: list[int] | None = None,
     ) -> tuple[Float[Tensor, "T B H"], State]:
-        """Raises BnrnnError for an empty sequence, a wrong input size or batch_sizes, a NaN, or an id that is none."""
+        """Run the layer over x.
+
+        Raises BnrnnError for an empty sequence, a wrong input size, wrong batch_sizes, a NaN or infinity in x, and an
+        id outside 0 ... I - 1.
+        """
         self._check(x, batch_sizes)
         if state is None:
             like = x if x.is_floating_point() else self.weight_hh
@@ -96,8 +106,8 @@ class RecurrentLayer(nn.Module):
             downwards = [x.shape[1], *batch_sizes, 1]
             if len(batch_sizes) != len(x) or sorted(downwards, reverse=True) != downwards:
                 raise BnrnnError(
-                    f"batch_sizes must say for each of the {len(x)} steps how many of the {x.shape[1]} sequences run, "
-                    f"never increasing and at least 1: got {batch_sizes}"
+                    f"batch_sizes must have the number of running sequences for each of the {len(x)} steps, between "
+                    f"{x.shape[1]} and 1 and never increasing: got {batch_sizes}"
                 )
         if self.checks_finite:
             check_values(x, self.input_size)
@@ -112,9 +122,9 @@ def check_type(x: Any, name: str = "x") -> None:
 
 
 def check_values(x: Float[Tensor, "T B I"] | Int[Tensor, "T B"], input_size: int) -> None:
-    """Raise BnrnnError with the place of the first NaN or infinity, or of the first id that is none.
+    """Raise BnrnnError with the position of the first NaN or infinity, or of the first id outside 0 ... I - 1.
 
-    There is no such look where values are unknown, in programs that torch makes of the layer and in torch.func.
+    The check is skipped where values are unknown: in programs that torch traces, and within torch.func.
     """
     if not values_known():
         return
@@ -123,7 +133,7 @@ def check_values(x: Float[Tensor, "T B I"] | Int[Tensor, "T B"], input_size: int
         if wrong.any():
             t, b = wrong.nonzero()[0].tolist()
             raise BnrnnError(
-                f"x has ids from 0 to {input_size - 1}, and {x[t, b].item()} at time step {t} of sequence {b}"
+                f"x must have ids from 0 to {input_size - 1}, got {x[t, b].item()} at time step {t} of sequence {b}"
             )
         return
     if not math.isfinite(x.sum().item()) and not x.isfinite().all():  # the sum alone may overflow

@@ -4,8 +4,9 @@
     c_t = σ(f) c_{t-1} + σ(i) tanh(g)                                         (7)
     h_t = σ(o) tanh(BN(c_t; γ_c, β_c))                                        (8)
 
-The two products are normalized apart, each with a scale and neither with a shift (b is one for both); the cell that is
-carried on is the unnormalized c_t. Each BN uses the statistics of its own time step.
+The two products are normalized separately. Each has its own scale; neither has a shift, because b shifts their sum. The
+cell state c_t itself stays unnormalized: only its copy in eq. 8 is normalized. Each BN uses the statistics of its own
+time step.
 """
 
 from functools import partial
@@ -28,16 +29,20 @@ class BNLSTM(RecurrentLayer):
     `bnrnn.estimate_population_statistics(model, training_inputs)` once.
 
     Args:
-        t_max: length of the training sequences; later steps are evaluated with the statistics of the last.
-        gamma_init: start of γ_ih, γ_hh and γ_c. 0.1 is the paper's; towards 1 the gradients vanish (its Fig. 1, 6).
+        t_max: length of the training sequences. Evaluation uses the statistics of the last of these steps for all later
+            steps.
+        gamma_init: initial γ_ih, γ_hh and γ_c. The paper uses 0.1; with values close to 1 gradients vanish (Figs. 1,
+            6).
         eps: added to each variance.
-        bias: whether there is a b.
-        input_statistics: "sequence" normalizes the input product over batch and time, of unpadded steps alone, as the
-            paper's BN-e* and BN-e** readers do (section 5.4).
-        input_eps: eps of the input product where its statistics are "sequence"; None for the same as elsewhere.
-        statistics, momentum: of the population, see bnrnn.layers.norm.SequenceBatchNorm.
-        ended_count: whether, in a padded batch, sequences that have ended still count in the statistics with the state
-            that they keep, as in the code released for section 5.4; by default they do not.
+        bias: whether the layer has the bias b.
+        input_statistics: "frame" normalizes the input product over the batch at each time step. "sequence" normalizes
+            it over batch and time, without padding, as the paper's BN-e* and BN-e** readers do (section 5.4).
+        input_eps: eps of the input product with input_statistics="sequence"; None uses `eps`.
+        ended_count: whether finished sequences of a padded batch count in the statistics, with the state that they
+            keep, as in the code released for section 5.4. By default they do not count.
+        statistics, momentum: kind of population statistics; see bnrnn.layers.norm.SequenceBatchNorm.
+
+    Raises BnrnnError for input_eps with input_statistics="frame", and in training for a batch of one sequence.
     """
 
     num_gates = 4
@@ -58,7 +63,7 @@ class BNLSTM(RecurrentLayer):
         momentum: float = 0.1,
     ) -> None:
         if input_eps is not None and input_statistics == "frame":
-            raise BnrnnError(f"input_eps={input_eps} is for input_statistics='sequence': use eps")
+            raise BnrnnError(f"input_eps={input_eps} needs input_statistics='sequence': use eps instead")
         super().__init__(input_size, hidden_size)
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size)) if bias else None
         self.ended_count = ended_count

@@ -1,11 +1,13 @@
 """Batch-normalized recurrent highway network, Zhang et al. 2017, section 3.
 
-A recurrent highway network (bnrnn.layers.rhn) whose gates need not be coupled, with batch normalization of "the
-inputs of each recurrence loop". The paper can be read in three ways (Z1):
+A recurrent highway network (bnrnn.layers.rhn) with batch normalization of "the inputs of each recurrence loop". The
+paper allows three readings of this phrase (Z1), which `place` selects. By default the gates are not coupled.
 
-    "every":  a_d = R_d BN(s_{d-1}) + [d = 1] BN(W x) + b_d     every highway layer's input; the carried state is not
-    "first":  the same for d = 1 alone                          only what comes in from the step before and from x
-    "sum":    a_d = BN(R_d s_{d-1} + [d = 1] W x), shift b_d    what goes into the gates
+    "every":  a_d = R_d BN(s_{d-1}) + [d = 1] BN(W x) + b_d     inputs of all highway layers
+    "first":  the same for d = 1; no BN for d > 1               inputs of a time step: the previous state and x
+    "sum":    a_d = BN(R_d s_{d-1} + [d = 1] W x), shift b_d    inputs of the gates
+
+In all three, the state that the carry gate keeps is the unnormalized s_{d-1}.
 """
 
 from functools import partial
@@ -25,11 +27,14 @@ class BNRHN(RHN):
     """`y, (s,) = BNRHN(input_size, hidden_size, t_max)(x, state=None)`; arguments as RHN.
 
     Args:
-        t_max: length of the training sequences; later steps are evaluated with the statistics of the last.
-        place: of the normalization, one of `PLACES`; None for none at all.
-        gamma_init: start of the scales. The paper has no number; 1 is batch normalization's own.
-        eps: added to each variance; the default of the paper's framework.
-        statistics, momentum: of the population, see bnrnn.layers.norm.SequenceBatchNorm.
+        t_max: length of the training sequences. Evaluation uses the statistics of the last of these steps for all later
+            steps.
+        place: where to normalize, one of `PLACES`; None turns normalization off.
+        gamma_init: initial gamma. The paper gives no value; 1 is the one of Ioffe and Szegedy 2015.
+        eps: added to each variance. 1e-3 is the default of TensorFlow, the paper's framework.
+        statistics, momentum: kind of population statistics; see bnrnn.layers.norm.SequenceBatchNorm.
+
+    Raises BnrnnError for an unknown place.
     """
 
     def __init__(

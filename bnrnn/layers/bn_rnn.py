@@ -2,7 +2,7 @@
 
     h_t = tanh(BN(W_hh h_{t-1} + W_ih x_t; γ, β))
 
-One BN on the sum, unlike the BN-LSTM, as in the code released beside Fig. 1a.
+Unlike the BN-LSTM, the layer normalizes the sum of the two products, as the code released for Fig. 1a does.
 """
 
 from torch import Tensor
@@ -39,7 +39,7 @@ class BNRNN(RecurrentLayer):
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
         if batch_sizes is not None:
-            raise BnrnnError(f"{type(self).__name__} takes no padded batches: its experiments have equal lengths")
+            raise BnrnnError(f"{type(self).__name__} takes no padded batches: use sequences of equal length")
         (h,) = state
         population = self.bn.population(t_start, len(x))
         x_proj = linear(x, self.weight_ih)  # (T, B, H)

@@ -2,8 +2,8 @@
 
     i, f, g, o = W_hh h_{t-1} + BN(W_ih x_t; γ, β)
 
-Frame-wise: statistics over the batch, separately at every time step; or sequence-wise (eqs. 20-21): over batch and
-time, of unpadded frames alone. β is the layer's bias.
+Frame-wise normalization takes statistics over the batch, separately at every time step. Sequence-wise normalization
+(eqs. 20-21) takes them over batch and time, without padding. β is the layer's bias.
 """
 
 from typing import Literal
@@ -20,7 +20,10 @@ from bnrnn.scan.lstm.reference import Statistics
 class InputBNLSTM(RecurrentLayer):
     """`y, (h, c) = InputBNLSTM(input_size, hidden_size, t_max)(x, state=None)`; arguments as BNLSTM.
 
-    The paper gives no start for γ; 1 is batch normalization's own (Ioffe and Szegedy 2015).
+    Args:
+        gamma_init: initial γ. The paper gives no value; 1 is the one of Ioffe and Szegedy 2015.
+        cell_bias: whether the cell output has a trainable shift β_c, as in LSTM.
+        input_statistics: "frame" or "sequence", see above.
     """
 
     num_gates = 4

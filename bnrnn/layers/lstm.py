@@ -8,13 +8,17 @@ from bnrnn.scan import lstm_scan
 
 
 class LSTM(RecurrentLayer):
-    """i, f, g, o = W_ih x_t + W_hh h_{t-1} + b;  c_t = σ(f) c_{t-1} + σ(i) tanh(g);  h_t = σ(o) tanh(c_t + β_c).
+    """`y, (h, c) = LSTM(input_size, hidden_size)(x, state=None)`.
 
-    `y, (h, c) = layer(x, state=None)`; equals torch.nn.LSTM with its two biases added.
+        i, f, g, o = W_ih x_t + W_hh h_{t-1} + b
+        c_t = σ(f) c_{t-1} + σ(i) tanh(g)
+        h_t = σ(o) tanh(c_t + β_c)
+
+    Without β_c this is torch.nn.LSTM, whose two biases are here one.
 
     Args:
-        t_max: accepted so that all layers are built alike; a layer without statistics needs none.
-        cell_bias: a trainable shift β_c of the cell output, as the released code's baseline has (D6); nn.LSTM has none.
+        t_max: ignored, because the layer keeps no statistics. It exists so that all layers take the same arguments.
+        cell_bias: whether the cell output has a trainable shift β_c, as in the baseline of the released code (D6).
     """
 
     num_gates = 4

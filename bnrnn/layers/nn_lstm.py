@@ -75,22 +75,22 @@ def rename_to(lstm: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> No
 def single_layer(
     norm: str | None, bias: bool, t_max: int | None, options: dict[str, Any], gamma_init: float | None
 ) -> Callable[..., RecurrentLayer]:
-    """What builds one layer of one direction of an `LSTM`."""
+    """The function that builds one layer of one direction of an `LSTM`. Raises BnrnnError for contradictions."""
     input_statistics, statistics = options["input_statistics"], options["statistics"]
     if input_statistics not in ("frame", "sequence"):
         raise BnrnnError(f"input_statistics={input_statistics!r} is unknown: use 'frame' or 'sequence'")
     if norm is None:
-        if input_statistics != "frame" or gamma_init is not None or statistics != "exact":
+        if (input_statistics, statistics, gamma_init) != ("frame", "exact", None):
             raise BnrnnError(
-                "input_statistics, statistics and gamma_init are of a normalization, and norm=None has none"
+                "input_statistics, statistics and gamma_init need a normalization: set norm, or leave them out"
             )
         return partial(PlainLSTM, bias=bias)
     if norm not in NORMS:
         raise BnrnnError(f"norm={norm!r} is unknown: use None, {', '.join(map(repr, NORMS))}")
     if t_max is None and (norm, input_statistics) != ("input_batch", "sequence"):
         raise BnrnnError(
-            f"norm={norm!r} keeps population statistics for every time step: t_max, the length of the training "
-            "sequences, has to be given (norm='input_batch' with input_statistics='sequence' needs none)"
+            f"norm={norm!r} keeps population statistics for every time step: set t_max, the length of the training "
+            "sequences (only norm='input_batch' with input_statistics='sequence' needs none)"
         )
     options = dict(options)
     if gamma_init is not None:
@@ -98,5 +98,5 @@ def single_layer(
     if norm == "batch":
         options["bias"] = bias
     elif not bias:
-        raise BnrnnError("norm='input_batch' needs bias=True: the bias is the shift of its normalization")
+        raise BnrnnError("norm='input_batch' needs bias=True: the bias is the shift of the normalization")
     return partial(NORMS[norm], **options)

@@ -1,7 +1,7 @@
 """Batch normalization of sequences with separate statistics at every time step.
 
-Cooijmans et al. 2016 (arXiv:1603.09025), section 3: minibatch statistics in training, population statistics in
-evaluation, both per time step, because the activations just after the start differ from those later on.
+Cooijmans et al. 2016 (arXiv:1603.09025), section 3: training uses minibatch statistics, evaluation uses population
+statistics. Both are kept per time step, because activations in the first steps differ from those in later steps.
 """
 
 import math
@@ -21,7 +21,7 @@ class TooFewSequences(BnrnnError):
 
 
 def check_batch(size: int) -> None:
-    """Raise TooFewSequences, a BnrnnError, where a batch has no variance to normalize with."""
+    """Raise TooFewSequences, a BnrnnError, for a batch of fewer than two sequences, which has no variance."""
     if size < 2:
         raise TooFewSequences(
             f"batch statistics need at least 2 sequences, got a batch of {size}: use a larger batch, drop an "
@@ -33,11 +33,12 @@ class SequenceBatchNorm(nn.Module):
     """Batch normalization over the batch axis, separately at every time step; gamma and beta are shared over time.
 
     Args:
-        num_features: F.
-        t_max: time steps with population statistics of their own; later steps use the last (as the paper). None is
-            sequence-wise normalization: one mean and one variance over batch and time, of unpadded steps alone
-            (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21).
-        gamma_init: initial scale. Cooijmans et al. use 0.1, so that tanh is fed the range where gradients survive.
+        num_features: F, the number of features.
+        t_max: number of time steps that have their own population statistics; later steps use the last ones, as in the
+            paper. None selects sequence-wise normalization: one mean and one variance over batch and time, without
+            padding (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21).
+        gamma_init: initial gamma. Cooijmans et al. use 0.1, which keeps the input of tanh in the range where gradients
+            do not vanish.
         eps: added to the variance.
         beta: whether there is a trainable shift.
         statistics: where population statistics come from. "exact": `estimate_population_statistics`, after training;
@@ -45,10 +46,10 @@ class SequenceBatchNorm(nn.Module):
         momentum: weight of the newest batch in the moving average; the first 1 / momentum batches that reach a step
             have equal weights.
 
-    Buffers `pop_mean`, `pop_var` of shape (t_max, F), or (1, F), are NaN until `estimate_population_statistics` fills
-    them; with running statistics they begin with 0 and 1, and `num_batches_tracked` (t_max,) counts batches.
-
-    Raises BnrnnError for values of these arguments that make no sense.
+    The buffers `pop_mean` and `pop_var` have shape (t_max, F), or (1, F) for sequence-wise normalization. They are NaN
+    until `estimate_population_statistics` fills them. Running statistics begin with 0 and 1 instead, and the buffer
+    `num_batches_tracked` (t_max,) counts the batches that reached each step. Raises BnrnnError for t_max below 1, an
+    unknown `statistics`, and numbers that are not finite or out of range.
     """
 
     pop_mean: Tensor
@@ -82,7 +83,7 @@ class SequenceBatchNorm(nn.Module):
             self.register_buffer(name, torch.full((self.t_max, num_features), value))
         if self.running:
             self.register_buffer("num_batches_tracked", torch.zeros(self.t_max, dtype=torch.long))
-        self.use_batch_statistics = False  # in evaluation; see `batch_statistics`
+        self.use_batch_statistics = False  # whether evaluation uses them; see `batch_statistics`
         self.average: PopulationAverage | None = None  # set while population statistics are estimated
 
     def extra_repr(self) -> str:
@@ -97,17 +98,19 @@ class SequenceBatchNorm(nn.Module):
 
     @property
     def uses_batch(self) -> bool:
-        """Whether the statistics of the batch at hand are used."""
+        """Whether the layer normalizes with the statistics of the current batch."""
         return self.training or self.use_batch_statistics or self.collecting
 
     def population(self, t_start: int, num_steps: int) -> tuple[Tensor, Tensor] | None:
-        """Means and variances (num_steps, F) to normalize with from step t_start on; None: use those of the batch.
+        """The population means and variances (num_steps, F) from step t_start on, or None if batch statistics are used.
 
-        Raises BnrnnError in evaluation before the statistics were estimated.
+        In training this also invalidates the stored estimates. Raises BnrnnError in evaluation if no statistics were
+        estimated since the last training step.
         """
         if self.training:
             if not self.running:
-                self.pop_var.fill_(torch.nan)  # the weights are about to change, so earlier estimates no longer hold
+                # The coming update changes the weights, so earlier estimates become invalid.
+                self.pop_var.fill_(torch.nan)
             return None
         if self.uses_batch:
             return None
@@ -127,7 +130,7 @@ class SequenceBatchNorm(nn.Module):
     def collect(
         self, t_start: int, mean: Tensor | None, var: Tensor | None, batch_sizes: list[int] | None = None
     ) -> None:
-        """Count the statistics (T, F) of one batch from step t_start on, where an estimate or average is being made."""
+        """Add the statistics (T, F) of one batch, from step t_start on, to the estimate or the moving average."""
         if mean is None or var is None:
             return
         if self.average is not None:
@@ -159,10 +162,12 @@ class SequenceBatchNorm(nn.Module):
         shift: Float[Tensor, " F"] | None = None,
         batch_sizes: list[int] | None = None,
     ) -> Float[Tensor, "T B F"]:
-        """Normalize a whole sequence that begins at step t_start; `shift` is added as a beta from outside would be.
+        """Normalize a whole sequence that begins at step t_start.
 
-        Of a padded batch, longest first, only the first batch_sizes[t] rows of step t count; what stands in the others'
-        places afterwards has no meaning.
+        Args:
+            shift: added instead of this module's beta, for a layer whose bias takes the place of beta.
+            batch_sizes: for a padded batch, longest sequence first: only the first batch_sizes[t] rows of step t are
+                normalized and counted. The values of the other rows are undefined.
         """
         if self.over_time:
             size = sum(batch_sizes) if batch_sizes else x.shape[0] * x.shape[1]
@@ -183,10 +188,10 @@ class SequenceBatchNorm(nn.Module):
     def before_scan(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, t_start: int, batch_sizes: list[int] | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]:
-        """(x, weight, gamma, bias, population) for a scan that forms x W^T and normalizes it step by step.
+        """Return (x, weight, gamma, bias, population), the arguments of a scan that computes and normalizes x W^T.
 
-        Sequence-wise normalization is applied here, before the scan: then x is the normalized product with the bias
-        added, and the others are None.
+        Sequence-wise normalization is applied here, before the scan. Then the returned x is the normalized product plus
+        bias, and the other four are None.
         """
         if self.over_time:
             x_proj = linear(x, weight)  # (T, B, F)
@@ -202,7 +207,7 @@ def counted_steps(t_start: int, num_steps: int, batch_sizes: list[int] | None) -
 
 
 class PopulationAverage:
-    """Equal-weight average over batches of their means and variances, at each time step."""
+    """Averages the means and the variances of batches at each time step. All batches have the same weight."""
 
     def __init__(self, norm: SequenceBatchNorm) -> None:
         self.mean = torch.zeros_like(norm.pop_mean, dtype=torch.float64)
@@ -216,9 +221,9 @@ class PopulationAverage:
         var: Float[Tensor, "T F"],
         batch_sizes: list[int] | None = None,
     ) -> None:
-        """Count one batch from step t_start on.
+        """Add the statistics of one batch, from step t_start on.
 
-        Steps beyond t_max are left out, and those with a single sequence.
+        Steps beyond t_max are ignored, and steps with a single sequence, because its variance is always 0.
         """
         steps = counted_steps(t_start, len(self.mean[t_start : t_start + len(mean)]), batch_sizes)
         kept = steps.stop - steps.start
@@ -227,16 +232,17 @@ class PopulationAverage:
         self.count[steps] += 1
 
     def write(self, norm: SequenceBatchNorm) -> None:
-        """Store the averages; steps that no sequence reached repeat the last one that was.
+        """Store the averages in the module. Steps that no sequence reached get the statistics of the last reached step.
 
-        In a torch.distributed process group they are those of all processes, every one of which must call this.
+        In a torch.distributed process group, the averages are over the batches of all processes, and every process must
+        call this. Raises BnrnnError if no batch was added.
         """
         if dist.is_available() and dist.is_initialized():
             for total in (self.mean, self.var, self.count):
                 dist.all_reduce(total)
         num_seen = int((self.count > 0).sum())
         if num_seen == 0:
-            raise BnrnnError("no batch was given to estimate population statistics from")
+            raise BnrnnError("estimating population statistics needs at least one batch of training inputs, got none")
         t = torch.arange(norm.t_max, device=self.mean.device).clamp_max(num_seen - 1)
         norm.pop_mean.copy_((self.mean / self.count)[t])
         norm.pop_var.copy_((self.var / self.count)[t])

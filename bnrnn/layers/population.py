@@ -17,18 +17,21 @@ def _norms(model: nn.Module) -> list[SequenceBatchNorm]:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether batch and population statistics differ for this model."""
+    """Whether the model has batch normalization, so that batch and population statistics give different outputs."""
     return bool(_norms(model))
 
 
 def has_step_statistics(model: nn.Module) -> bool:
-    """Whether the model normalizes with statistics per time step, which can then be averaged over time."""
+    """Whether the model has statistics for each time step; these can be averaged over time (`shared_statistics`)."""
     return any(not norm.over_time for norm in _norms(model))
 
 
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Inside, `model.eval()` normalizes with the statistics of the batch at hand and leaves everything unchanged."""
+    """Context manager in which a model in evaluation mode normalizes with the statistics of the current batch.
+
+    The population statistics are not changed.
+    """
     norms = _norms(model)
     for norm in norms:
         norm.use_batch_statistics = True
@@ -41,7 +44,7 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def shared_statistics(model: nn.Module) -> Iterator[None]:
-    """Inside, population statistics are the same at every time step: the average of those of all steps."""
+    """Context manager in which all time steps use the same population statistics: the average over the steps."""
     norms = _norms(model)
     kept = [(norm.pop_mean.clone(), norm.pop_var.clone()) for norm in norms]
     for norm in norms:
@@ -56,12 +59,13 @@ def shared_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def estimated_together(model: nn.Module) -> list[list[SequenceBatchNorm]]:
-    """The norms of the model by the pass over the training set that their population statistics are from.
+    """Group the norms by the training-set pass that estimates them.
 
-    One pass for all, and where some normalize sequence by sequence and some step by step, a second one for the latter.
-    A sequence-wise normalization shifts words that are the same in all sequences from batch to batch. The first step
-    after it takes that away again within each batch, divides by almost nothing and sees no variance; with population
-    statistics of both from one pass the rest of the shift would be divided by the same.
+    One pass estimates all norms. A model that has sequence-wise and step-wise norms needs a second pass for the
+    step-wise ones. Reason: in each batch, sequence-wise normalization shifts a token that is the same in all sequences
+    by a different amount. At the step of this token the following step-wise norm sees almost no variance within a
+    batch. If its statistics came from the first pass, evaluation would divide the remaining shift by this tiny
+    deviation.
     """
     norms = _norms(model)
     steps = [norm for norm in norms if not norm.over_time]
@@ -72,25 +76,26 @@ def estimated_together(model: nn.Module) -> list[list[SequenceBatchNorm]]:
 def estimate_population_statistics(
     model: nn.Module, inputs: Iterable[Any], arguments: Callable[[Any], tuple[Any, ...]] | None = None
 ) -> None:
-    """Fill every `pop_mean` and `pop_var` of the model from an exact pass over the training set.
+    """Fill every `pop_mean` and `pop_var` of the model from a pass over `inputs`, the training set.
 
-    Cooijmans et al. 2016, section 3: the average over minibatches of their estimates, per time step. The model runs in
-    evaluation mode (no dropout) with batch statistics, and is left in the mode it was in. Models that normalize both
-    sequence by sequence and step by step need two passes (`estimated_together`). In a torch.distributed process group
-    the average is over the batches of all processes; each must call this, and all then have the same statistics.
+    As in Cooijmans et al. 2016, section 3, they are the averages of the minibatch statistics at each time step. The
+    model runs in evaluation mode, hence without dropout, but with batch statistics; afterwards it is in the mode that
+    it was in before. Models with both sequence-wise and step-wise norms need two passes (`estimated_together`). In a
+    torch.distributed process group, the averages are over the batches of all processes. Every process must call this
+    function; all then have the same statistics.
 
     Args:
-        inputs: batches of the training set, for instance a DataLoader. Of a batch that is a plain list or tuple, the
-            model is given the first element, as in torch.optim.swa_utils.update_bn; any other batch as it is: a tensor,
-            a PackedSequence or another named tuple. A batch of one sequence has no variance: it is left out, with a
+        inputs: batches, for instance a DataLoader. If a batch is a plain list or tuple, its first element is passed to
+            the model, as in torch.optim.swa_utils.update_bn. Any other batch is passed as it is: a tensor, a
+            PackedSequence or another named tuple. A batch of one sequence has no variance; it is left out with a
             warning.
-        arguments: from a batch to the tuple of the model's arguments, where those are others.
+        arguments: function that returns the tuple of the model's arguments for a batch, if the rule above does not fit.
 
-    Raises BnrnnError where there is no batch, or `inputs` cannot be gone through twice for a model that needs it.
+    Raises BnrnnError if there is no batch, or if a model that needs two passes gets an iterator.
     """
     groups = estimated_together(model)
     if len(groups) > 1 and iter(inputs) is inputs:
-        raise BnrnnError("population statistics of this model take two passes: give a list, not an iterator")
+        raise BnrnnError("population statistics of this model need two passes: pass a list of batches, not an iterator")
     for norms in groups:
         skipped = 0
         with collecting_statistics(model, norms):
@@ -111,7 +116,10 @@ def _first(batch: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def collecting_statistics(model: nn.Module, norms: list[SequenceBatchNorm]) -> Iterator[None]:
-    """`estimate_population_statistics` of these norms for batches that the caller feeds, such as those with a state."""
+    """Context manager that estimates the population statistics of these norms from the batches run inside it.
+
+    Callers use it instead of `estimate_population_statistics` if they carry a state from batch to batch.
+    """
     was_training = model.training
     model.eval()
     for norm in norms:

@@ -1,10 +1,10 @@
 """Recurrent highway network, Zilly et al. 2016 (arXiv:1607.03474), eqs. 6-9.
 
-    s_0 = s_D of the step before
-    a_d = R_d s_{d-1} + [d = 1] W x + b_d,   h, t, c = tanh(a_d), σ(a_d), σ(a_d)   each of its own part
-    s_d = h ⊙ t + s_{d-1} ⊙ c,   d = 1 ... D;   c = 1 - t where the gates are coupled
+    s_0 = s_D of the previous time step
+    a_d = R_d s_{d-1} + [d = 1] W x + b_d;   h, t, c = tanh, σ, σ of the three parts of a_d
+    s_d = h ⊙ t + s_{d-1} ⊙ c,   d = 1 ... D
 
-The output is s_D.
+With coupled gates, c = 1 - t and a_d has two parts. The output is s_D.
 """
 
 from typing import Any
@@ -22,15 +22,17 @@ class RHN(RecurrentLayer):
     """`y, (s,) = RHN(input_size, hidden_size)(x, state=None)`.
 
     Args:
-        t_max: not used; layers that normalize need it.
-        depth: D, highway layers in a time step.
-        coupled: whether c = 1 - t, instead of a gate with weights of its own.
-        transform_bias: start of the transform gates' bias; below 0 states are carried at first. A carry gate of its own
-            begins with the opposite.
+        t_max: ignored, because the layer keeps no statistics. It exists so that all layers take the same arguments.
+        depth: D, the number of highway layers in a time step.
+        coupled: whether c = 1 - t. Otherwise the carry gate c has its own weights.
+        transform_bias: initial bias of the transform gate t. With a negative value the layer at first mostly keeps its
+            state. The bias of a carry gate with its own weights starts at the opposite value.
+
+    Raises BnrnnError for a depth below 1.
     """
 
     state_names = ("s",)
-    num_gates = 2  # 3 where gates are not coupled
+    num_gates = 2  # 3 if gates are not coupled
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class RHN(RecurrentLayer):
         transform_bias: float = -2.0,
     ) -> None:
         if depth < 1:
-            raise BnrnnError(f"depth is the number of highway layers in a step, at least 1, got {depth}")
+            raise BnrnnError(f"depth, the number of highway layers in a time step, must be at least 1, got {depth}")
         self.num_gates = 2 if coupled else 3
         super().__init__(input_size, hidden_size)
         self.depth, self.transform_bias = depth, transform_bias
@@ -54,13 +56,13 @@ class RHN(RecurrentLayer):
         return f"{super().extra_repr()}, depth={self.depth}, coupled={self.num_gates == 2}"
 
     def reset_parameters(self) -> None:
-        """Weights uniform in ±1/sqrt(H), biases 0 but for the gates'."""
+        """Draw weights uniformly from ±1/sqrt(H) and reset the biases (see `reset_bias`)."""
         super().reset_parameters()
         self.reset_bias()
 
     @torch.no_grad()
     def reset_bias(self) -> None:
-        """0 for h, `transform_bias` for t, its opposite for c."""
+        """Set the bias of h to 0, that of t to `transform_bias`, and that of c to the opposite of `transform_bias`."""
         H = self.hidden_size
         self.bias.zero_()
         self.bias[:, H : 2 * H] = self.transform_bias
@@ -74,8 +76,8 @@ class RHN(RecurrentLayer):
         return y, (s,)
 
     def normalization(self, x_proj: Tensor, t_start: int) -> dict[str, Any]:
-        """Arguments of bnrnn.scan.rhn_scan that say what is normalized: nothing."""
+        """The arguments of bnrnn.scan.rhn_scan for normalization; BNRHN overrides it. The plain RHN has none."""
         return {}
 
     def collect(self, t_start: int, used: RHNStatistics, batch_sizes: list[int] | None) -> None:
-        """Count statistics while the population's are estimated."""
+        """Add the statistics of a batch to the estimate of population statistics. The plain RHN has none."""

@@ -1,4 +1,4 @@
-"""Plain tanh RNN: the baseline beside Cooijmans et al. 2016, Fig. 1a, and of Laurent et al. 2015, appendix A."""
+"""Plain tanh RNN, a baseline for Fig. 1a of Cooijmans et al. 2016 and the one of Laurent et al. 2015, appendix A."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,10 @@ from bnrnn.scan.rnn import rnn_scan
 
 
 class RNN(RecurrentLayer):
-    """h_t = tanh(W_hh h_{t-1} + W_ih x_t + b);  `y, (h,) = layer(x, state=None)`; t_max is accepted and not needed."""
+    """`y, (h,) = RNN(input_size, hidden_size)(x, state=None)`, with h_t = tanh(W_hh h_{t-1} + W_ih x_t + b).
+
+    t_max is ignored: the layer keeps no statistics. It exists so that all layers take the same arguments.
+    """
 
     num_gates = 1
     state_names = ("h",)
@@ -23,7 +26,7 @@ class RNN(RecurrentLayer):
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
         if batch_sizes is not None:
-            raise BnrnnError(f"{type(self).__name__} takes no padded batches: its experiments have equal lengths")
+            raise BnrnnError(f"{type(self).__name__} takes no padded batches: use sequences of equal length")
         (h,) = state
         y, h, _ = rnn_scan(linear(x, self.weight_ih) + self.bias, h, self.weight_hh)
         return y, (h,)

@@ -1,4 +1,4 @@
-"""Several layers, both directions and sequences of different lengths; `LSTM` takes the place of torch.nn.LSTM."""
+"""Stacks of recurrent layers, with two directions and padded batches. `LSTM` replaces torch.nn.LSTM."""
 
 import warnings
 from collections.abc import Callable
@@ -16,19 +16,21 @@ from bnrnn.layers.base import RecurrentLayer, State, check_type, check_values
 
 
 class Stack(nn.Module):
-    """Layers of any kind on top of each other: `y, state = stack(x, state=None, t_start=0, lengths=None)`.
+    """A stack of recurrent layers of any kind: `y, state = stack(x, state=None, t_start=0, lengths=None)`.
 
-    x is (T, B, I), or (T, B) integers that stand for one-hot rows of I; y is (T, B, D H) with D = 2 if bidirectional
-    and 1 if not. The state is a tuple of (num_layers D, B, H) each, zeros if not given, in torch.nn.LSTM's order:
-    forward and backward direction of the lowest layer first.
+    x is (T, B, I), or (T, B) integer ids, each of which stands for a one-hot vector of size I. y is (T, B, D H), where
+    D is the number of directions, 2 if bidirectional. The state is a tuple of (num_layers D, B, H) tensors; None means
+    zeros. Its order is that of torch.nn.LSTM: the forward and the backward direction of the lowest layer come first.
 
     Args:
         layer: builds one layer of one direction from (input_size, hidden_size, t_max=...).
-        dropout: probability with which outputs of all layers but the last are dropped in training.
-        t_max: handed to every layer.
+        dropout: probability with which an output of a layer is set to 0 in training, for all layers but the last.
+        t_max: passed to every layer.
+
+    Raises BnrnnError for sizes below 1 and for a dropout outside 0 ... 1.
     """
 
-    checks_finite = True  # not where x is what a model has learned, whose NaN is a divergence and no bad input
+    checks_finite = True  # models turn it off for learned embeddings: a NaN there means divergence, not bad input
 
     def __init__(
         self,
@@ -44,9 +46,9 @@ class Stack(nn.Module):
         for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
             check_size(name, size)
         if not 0 <= dropout <= 1:
-            raise BnrnnError(f"dropout is the probability of a zero, between 0 and 1, got {dropout}")
+            raise BnrnnError(f"dropout, the probability of setting an output to 0, must be in 0 ... 1, got {dropout}")
         if dropout and num_layers == 1:
-            warnings.warn("dropout acts between layers, and there is one layer alone", stacklevel=3)
+            warnings.warn("dropout has no effect: it acts between layers, and num_layers is 1", stacklevel=3)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bidirectional, self.dropout, self.t_max = bidirectional, dropout, t_max
         self.num_directions = 2 if bidirectional else 1
@@ -55,7 +57,7 @@ class Stack(nn.Module):
         self.state_names = layers[0].state_names
         self.layers = nn.ModuleList(layers)
         for single in layers:
-            single.checks_finite = False  # here instead: in the order given, and no error where training diverges
+            single.checks_finite = False  # the stack checks its own input; a later NaN means that training diverged
 
     def extra_repr(self) -> str:
         options = {name: getattr(self, name) for name in ("num_layers", "bidirectional", "dropout", "t_max")}
@@ -71,11 +73,13 @@ class Stack(nn.Module):
         """Run x through all layers.
 
         Args:
-            t_start: steps already seen, where a sequence is fed in pieces; a bidirectional stack needs it whole.
-            lengths: unpadded steps of each sequence (B,), in any order; None: all T. What stands in the padding does
-                not matter, y is 0 there, and the state returned is that after each sequence's own last step.
+            t_start: number of steps already processed, if a sequence is processed in pieces. A bidirectional stack
+                needs the whole sequence at once.
+            lengths: number of steps of each sequence (B,) without padding, in any order; None means T for all. The
+                values in the padding are ignored, and y is 0 there. The returned state of a sequence is the one after
+                its own last step.
 
-        Raises BnrnnError for a state or lengths that do not fit x, and for t_start in a bidirectional stack.
+        Raises BnrnnError if the state or lengths do not match x, and for t_start in a bidirectional stack.
         """
         check_type(x)
         if t_start and self.bidirectional:
@@ -92,7 +96,7 @@ class Stack(nn.Module):
         order = lengths.argsort(descending=True, stable=True)
         lengths = lengths[order]
         given, back = order.to(x.device), order.argsort().to(x.device)
-        # Or a NaN there would reach the gradients of the weights, as 0 times NaN.
+        # Clear the padding: the gradients of the weights would otherwise include 0 times a NaN there.
         x = x.masked_fill(padding if x.dim() == 2 else padding[..., None], 0)
         self._check_values(x)
         state = tuple(s.index_select(1, given) for s in state)
@@ -101,9 +105,9 @@ class Stack(nn.Module):
         return y.masked_fill(padding[..., None], 0), tuple(s.index_select(1, back) for s in state)
 
     def _run(self, x: Tensor, state: State, t_start: int, lengths: Tensor | None) -> tuple[Tensor, State]:
-        """All layers, where lengths begin with T and never increase; what y holds in the padding has no meaning."""
+        """Run all layers. lengths must begin with T and never increase. y is undefined in the padding."""
         if lengths is None or lengths[-1] == len(x):
-            lengths = batch_sizes = None  # without padding: the same, and faster
+            lengths = batch_sizes = None  # no padding: the result is the same, and faster
         else:
             batch_sizes = (lengths > torch.arange(len(x))[:, None]).sum(1).tolist()
             lengths = lengths.to(x.device)
@@ -134,7 +138,7 @@ class Stack(nn.Module):
 
 
 def reverse(x: Shaped[Tensor, "T B *F"], lengths: Int[Tensor, " B"] | None = None) -> Shaped[Tensor, "T B *F"]:
-    """Every sequence backwards; padding stays where it is, at the end."""
+    """Reverse every sequence in time. Padding stays at the end."""
     if lengths is None:
         return x.flip(0)
     t = torch.arange(len(x), device=x.device)[:, None]
@@ -143,38 +147,41 @@ def reverse(x: Shaped[Tensor, "T B *F"], lengths: Int[Tensor, " B"] | None = Non
 
 
 def _checked_lengths(lengths: Tensor | list[int], T: int, B: int) -> Int[Tensor, " B"]:
-    """Lengths on the CPU, after a look whether they fit (T, B, I)."""
+    """Move lengths to the CPU. Raise BnrnnError unless they are B integers between 1 and T."""
     found = torch.as_tensor(lengths).cpu()
     if found.is_floating_point() or found.shape != (B,) or B == 0 or found.min() < 1 or found.max() > T:
         raise BnrnnError(
-            f"lengths must be {B} integers between 1 and {T}, one a sequence of x; got {found.tolist()} ({found.dtype})"
+            f"lengths must be {B} integers between 1 and {T}, one per sequence; got {found.tolist()} ({found.dtype})"
         )
     return found.long()
 
 
 class LSTM(Stack):
-    """torch.nn.LSTM with a choice of normalization; arguments, shapes and order of the states are those of nn.LSTM.
+    """torch.nn.LSTM with optional normalization. Arguments, shapes and order of the states are those of nn.LSTM.
 
     `output, (h_n, c_n) = LSTM(input_size, hidden_size, ..., norm="batch", t_max=T)(input, hx=None)`.
 
-    The state_dict of a torch.nn.LSTM can be loaded, by itself or within a larger model; its two biases are added. With
-    norm=None outputs are then the same. With a norm, strict=True names the scales and statistics that nn.LSTM has not;
-    strict=False leaves those at their start, and outputs are others: the weights have to be trained on.
+    `load_state_dict` accepts the state_dict of a torch.nn.LSTM, also as part of a larger model, and adds its two
+    biases. With norm=None the outputs are then the same. With a norm, the state_dict lacks gamma and the statistics:
+    strict=True raises an error that names them; strict=False keeps their initial values. The outputs then differ from
+    nn.LSTM's, so the model must be trained further.
 
     Args:
-        bias: whether there is a bias, one where nn.LSTM has two. norm="input_batch" cannot be without: it is its shift.
-        batch_first: whether tensors are (B, T, I) and (B, T, D H); as in nn.LSTM, the states never are.
+        bias: whether there is a bias; it is one vector, while nn.LSTM has two. norm="input_batch" requires it, because
+            it is the shift of the normalization.
+        batch_first: whether input and output are (B, T, I) and (B, T, D H). As in nn.LSTM, this does not apply to
+            states.
         proj_size: not supported, must be 0.
-        norm: None; "batch", BN-LSTM (bnrnn.layers.bn_lstm); "input_batch", BN of the input product alone
-            (bnrnn.layers.input_bn_lstm).
-        t_max: length of the training sequences, for which population statistics are kept; later steps use the last.
-            Needed unless all statistics are over time.
-        input_statistics: of the input product, "frame": at every time step over the batch, or "sequence": over batch
-            and time (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21). Neither counts padding.
-        gamma_init: start of the scales; None for the paper's own: 0.1 with "batch", 1 with "input_batch".
-        statistics: of the population, for evaluation. "exact" are those that `estimate_population_statistics` makes
-            after training; "running" are averaged during training, so that `eval()` works at any time.
-        momentum: of running statistics, as in torch.nn.BatchNorm1d.
+        norm: None for no normalization, "batch" for BN-LSTM (bnrnn.layers.bn_lstm), or "input_batch" for BN of the
+            input product only (bnrnn.layers.input_bn_lstm).
+        t_max: length of the training sequences, the number of steps with their own population statistics; later steps
+            use the last ones. Required, unless all statistics are taken over time.
+        input_statistics: "frame" normalizes the input product over the batch at each time step, "sequence" over batch
+            and time (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21). Padding never counts.
+        gamma_init: initial gamma. None uses the one of the paper: 0.1 for "batch", 1 for "input_batch".
+        statistics: of the population, for evaluation. "exact": `estimate_population_statistics` computes them after
+            training; "running": they are averaged during training, so that `eval()` works at any time.
+        momentum: weight of the newest batch in running statistics, as in torch.nn.BatchNorm1d.
 
     Raises BnrnnError for arguments that contradict each other.
     """
@@ -200,11 +207,11 @@ class LSTM(Stack):
         momentum: float = 0.1,
     ) -> None:
         if proj_size:
-            raise BnrnnError(f"proj_size={proj_size} is not supported: use 0, and a linear layer on the output")
+            raise BnrnnError(f"proj_size={proj_size} is not supported: use 0 and apply a linear layer to the output")
         options = {"input_statistics": input_statistics, "statistics": statistics, "momentum": momentum}
         layer = nn_lstm.single_layer(norm, bias, t_max, options, gamma_init)
         if t_max is None:
-            t_max = 1  # no statistics are per time step then, and any will do
+            t_max = 1  # there are no statistics per time step, so the value does not matter
         super().__init__(layer, input_size, hidden_size, num_layers, bidirectional, dropout, t_max)
         self.bias, self.batch_first, self.norm = bias, batch_first, norm
         self.register_load_state_dict_pre_hook(nn_lstm.rename_from)
@@ -218,16 +225,22 @@ class LSTM(Stack):
         t_start: int = 0,
         lengths: Tensor | list[int] | None = None,
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
-        """Outputs and last states of input (T, B, I), (B, T, I) if batch_first, (T, I), or a PackedSequence.
+        """Return the outputs and the last states.
 
-        hx and the last states are a pair of (num_layers D, B, H), or (num_layers D, H) for (T, I). t_start and lengths,
-        for padded tensors, are those of Stack.
+        Args:
+            input: (T, B, I), or (B, T, I) if batch_first, or (T, I) for a single sequence, or a PackedSequence.
+            hx: initial (h, c), each (num_layers D, B, H), or (num_layers D, H) for a single sequence; None means zeros.
+                The last states have the same shapes.
+            t_start, lengths: for tensors, see Stack.
 
-        Raises BnrnnError for shapes that do not fit, and as Stack and its layers do.
+        Raises BnrnnError for wrong shapes, and in the cases that Stack and its layers list.
         """
         if isinstance(input, PackedSequence):
             if lengths is not None or t_start:
-                raise BnrnnError("a PackedSequence has lengths of its own and begins at step 0: give a padded tensor")
+                raise BnrnnError(
+                    "lengths and t_start do not apply to a PackedSequence, which has its own lengths and begins at "
+                    "step 0: pass a padded tensor"
+                )
             return self._forward_packed(input, hx)
         check_type(input, "input")
         if not input.is_floating_point():
@@ -282,4 +295,4 @@ class LSTM(Stack):
         return super().extra_repr() + (f", norm={self.norm!r}" if self.norm else "")
 
     def flatten_parameters(self) -> None:
-        """Does nothing; programs written for nn.LSTM call it."""
+        """Do nothing. It exists because programs written for nn.LSTM call it."""

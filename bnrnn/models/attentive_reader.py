@@ -1,7 +1,8 @@
 """The Attentive Reader and its batch-normalized variants, Cooijmans et al. 2016 (arXiv:1603.09025), section 5.4.
 
-Hermann et al. 2015 (arXiv:1506.03340) with what the released code has beyond the papers' text. Of the states d_t of an
-encoder of the passage and the last state q of one of the question:
+The model is the Attentive Reader of Hermann et al. 2015 (arXiv:1506.03340) plus details that only the released code
+has. One encoder reads the passage and has the outputs d_t; another reads the question and has the last output q. Then
+
 
     s_t = (M d_t)·(M q)                                  bilinear term
     a_t = v·tanh(W_dm d_t + b_m + W_qm q + s_t)          α = softmax over t
@@ -9,7 +10,7 @@ encoder of the passage and the last state q of one of the question:
     g   = tanh(W_rg r + W_qg q + b_g + W_mg mean_t d_t)
     p(answer) = softmax(W_o dropout(g) + b_o)
 
-"BN-everywhere" normalizes each product that goes into the two tanh, but not s_t.
+"BN-everywhere" also normalizes each product inside the two tanh, but not s_t.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ READOUT = ("vocabulary", "passage")
 
 
 class Product(nn.Module):
-    """W x + b, or BN(W x; γ, b), for the rows of x (N, I); the statistics are of all N rows."""
+    """W x + b, or BN(W x; γ, b) if gamma_init is given, for the rows of x (N, I). Statistics are over all N rows."""
 
     def __init__(self, input_size: int, output_size: int, bias: bool, gamma_init: float | None) -> None:
         super().__init__()
@@ -46,26 +47,26 @@ class Product(nn.Module):
 
 
 class AttentiveReader(nn.Module):
-    """`logits, _ = model(question)`: scores (1, B, V) of every word as the answer, from a `bnrnn.inputs.Question`.
+    """`logits, _ = model(question)`: logits (1, B, V) of all words as the answer to a `bnrnn.inputs.Question`.
 
-    A passage of length 0 only fills the batch up: its logits are 0, and it does not count in any statistic.
+    Passages of length 0 fill up a batch: their logits are 0, and they do not count in any statistic.
 
     Args:
         layer: builds one direction of an encoder, an LSTM of any kind, from (input_size, hidden_size, t_max=...).
-        hidden_size: of one direction, of the word vectors, of both tanh.
-        input_size, output_size: number of words.
-        t_max: longest passage or question in training.
-        init: initialises the model in place (see conf/init/); None keeps the modules' own initialisation.
-        bidirectional: whether passage and question are read backwards too; only what is no padding is reversed.
-        gamma_init: start of the scales in attention and readout, which are normalized then (BN-everywhere); None for
-            neither.
-        padding: what stands behind the end of a sequence, as far as batch statistics see it. "masked": nothing, they
-            are of what was read alone. "zeros": ended sequences count with the states that they keep. "wrap": the
-            sequence is read again and again, and counts. Outputs behind the end are never attended to.
-        bilinear: whether there is an s_t.
-        mean_skip: whether there is a W_mg.
-        dropout: probability of a zero in word vectors and in g.
-        readout: "vocabulary" answers with any word, "passage" with one of the passage's entities.
+        hidden_size: H, the size of one direction, of the word vectors and of both tanh.
+        input_size, output_size: V, the number of words.
+        t_max: length of the longest passage or question in training.
+        init: initializes the model in place, see SequenceModel.
+        bidirectional: whether a second encoder reads passage and question backwards, without their padding.
+        gamma_init: initial gamma of the products in attention and readout (BN-everywhere); None does not normalize
+            them.
+        padding: how the padding after a sequence counts in batch statistics. "masked": not at all. "zeros": finished
+            sequences count with the states that they keep. "wrap": the encoder reads the sequence again and again, and
+            the repetitions count. The attention never covers padding.
+        bilinear: whether the attention has the term s_t.
+        mean_skip: whether the readout has the term W_mg mean_t d_t.
+        dropout: probability of setting an element of word vectors and of g to 0.
+        readout: "vocabulary" allows any word as the answer, "passage" only the entities of the passage.
 
     Raises BnrnnError for an unknown padding or readout.
     """
@@ -101,7 +102,7 @@ class AttentiveReader(nn.Module):
                 module.checks_finite = False
             if isinstance(module, BNLSTM):
                 module.ended_count = padding == "zeros"
-        self.initial_h = nn.Parameter(torch.zeros(2, D, H))  # of passage and question; c begins with 0
+        self.initial_h = nn.Parameter(torch.zeros(2, D, H))  # for passage and question; c starts at 0
         self.bilinear = nn.Linear(D * H, H, bias=False) if bilinear else None
         self.attend_passage = Product(D * H, H, True, gamma_init)
         self.attend_question = Product(D * H, H, False, gamma_init)
@@ -116,7 +117,7 @@ class AttentiveReader(nn.Module):
     def forward(
         self, inputs: Question, state: State | None = None, t_start: int = 0
     ) -> tuple[Float[Tensor, "1 B V"], State]:
-        """Logits of the answer as if of one time step, and no state; state and t_start are not used."""
+        """The logits of the answer, as one time step, and an empty state. state and t_start are ignored."""
         real = [n for n, length in enumerate(inputs.passage_lengths) if length]
         if len(real) < len(inputs.passage_lengths):
             logits, _ = self(_chosen(inputs, real))
@@ -134,11 +135,11 @@ class AttentiveReader(nn.Module):
         return logits[None], ()
 
     def attention(self, inputs: Question) -> Float[Tensor, "T B"]:
-        """α, the weight of each word of the passages: 0 behind their ends, 1 in sum."""
+        """α, the attention weight of each word of the passages. Weights of a passage sum to 1, and are 0 in padding."""
         return self._attention(*self._encode(inputs))
 
     def _encode(self, inputs: Question) -> tuple[Float[Tensor, "T B O"], Float[Tensor, "B O"], Bool[Tensor, "T B"]]:
-        """d, q, and where d is no padding."""
+        """The encoder outputs d and q, and a mask that is False in the padding of d."""
         d, _ = self._read(self.passage_encoder, inputs.passage, inputs.passage_lengths, self.initial_h[0])
         _, q = self._read(self.question_encoder, inputs.question, inputs.question_lengths, self.initial_h[1])
         return d, q, _mask(len(d), inputs.passage_lengths, d.device)
@@ -146,7 +147,7 @@ class AttentiveReader(nn.Module):
     def _read(
         self, encoder: nn.ModuleList, ids: Int[Tensor, "T B"], lengths: list[int], initial_h: Float[Tensor, "D H"]
     ) -> tuple[Float[Tensor, "T B O"], Float[Tensor, "B O"]]:
-        """What an encoder says after every word, and after all of them."""
+        """The outputs of an encoder after every word, and its last output for each sequence."""
         check_values(ids, self.embedding.num_embeddings)
         x = F.dropout(self.embedding(ids), self.dropout, self.training)
         ended = torch.tensor(lengths, device=x.device)
@@ -183,26 +184,28 @@ class AttentiveReader(nn.Module):
 
 
 def _chosen(inputs: Question, rows: list[int]) -> Question:
-    """Some of the questions of a batch."""
+    """A batch with the given questions of a batch."""
     passage, question, candidates = (x[:, rows] for x in (inputs.passage, inputs.question, inputs.candidates))
     lengths, others = ([given[n] for n in rows] for given in (inputs.passage_lengths, inputs.question_lengths))
     return Question(passage, lengths, question, others, candidates)
 
 
 def _mask(T: int, lengths: list[int], device: torch.device) -> Bool[Tensor, "T B"]:
-    """Where the words are."""
+    """A mask that is True for words and False for padding."""
     return torch.arange(T, device=device)[:, None] < torch.tensor(lengths, device=device)
 
 
 @torch.no_grad()
 def init_reader(model: AttentiveReader, scale: float = 0.05, equal_draws: bool = True) -> None:
-    """Initialisation of the reader released with Cooijmans et al. 2016, section 5.4: all biases and states 0.
+    """Initialize a model like the reader released with Cooijmans et al. 2016, section 5.4.
+
+    Square matrices are orthogonal times `scale`, separately for each gate. The attention vector v is uniform in
+    ±1/sqrt(H), other matrices in ±sqrt(6 / (inputs + outputs + 1)). Biases and initial states are 0.
 
     Args:
-        scale: square matrices, every gate's by itself, are this times an orthogonal one; others are uniform within
-            ±sqrt(6 / (inputs + outputs + 1)), and the attention's vector within ±1/sqrt(H).
-        equal_draws: whether all matrices of the same shape begin equal, as where the random generator is seeded anew
-            before every draw (D20).
+        scale: factor of the orthogonal matrices.
+        equal_draws: whether matrices of equal shape start with equal values, as if the random generator were seeded
+            again before each of them (D20).
     """
     seed = int(torch.randint(2**31, (), device="cpu"))
     for name, parameter in model.named_parameters():

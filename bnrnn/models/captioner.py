@@ -1,6 +1,7 @@
-"""Captions from image features: an image sets the state of recurrent layers, which then predict word after word.
+"""Captions from image features, Zhang et al. 2017 and Vinyals et al. 2015 (arXiv:1411.4555).
 
-Zhang et al. 2017 and, for the LSTM, Vinyals et al. 2015 (arXiv:1411.4555), who show the image as a first word.
+An image initializes the state of a recurrent layer, which then predicts the caption word by word. The LSTM follows
+Vinyals et al., who feed the image to the layer as if it were the first word.
 """
 
 from collections.abc import Callable
@@ -20,21 +21,22 @@ from bnrnn.models.decoding import BEAM_SIZE, decode
 
 
 class Captioner(nn.Module):
-    """`logits, _ = model(captioned)`: scores (T, B, V) of each caption's next word.
+    """`logits, _ = model(captioned)`: logits (T, B, V) of the next word of each caption.
 
     Args:
         layer: builds the recurrent layer from (input_size, hidden_size, t_max=...).
-        input_size, output_size: number of words.
-        t_max: longest caption in training, with its start.
-        feature_size: of an image.
-        image: "state" makes the layer's first state a linear function of the features; "step" shows such a function,
-            of the size of a word's vector, before the first word.
-        dropout: probability of a zero in the words' vectors and in what the readout sees.
-        padding: what statistics make of a caption that has ended. "masked": nothing; "counted": it goes on with the
-            words that pad it, and counts.
-        init: initialises the model in place (see conf/init/); None keeps the modules' own initialisation.
+        hidden_size, embedding_size: size of the layer and of the word vectors.
+        input_size, output_size: V, the number of words.
+        t_max: length of the longest training caption, START included.
+        feature_size: F, the number of features of an image.
+        image: how the layer gets the features, after a trained linear map. "state": as its initial state. "step": as
+            the input of a first step, before the first word.
+        dropout: probability of setting an element of the word vectors and of the layer's output to 0.
+        padding: how finished captions count in batch statistics. "masked": not at all. "counted": padding tokens are
+            processed and included in the statistics.
+        init: initializes the model in place, see SequenceModel.
 
-    Raises BnrnnError for another `image` or `padding`.
+    Raises BnrnnError for an unknown `image` or `padding`.
     """
 
     def __init__(
@@ -68,7 +70,10 @@ class Captioner(nn.Module):
     def forward(
         self, inputs: Captioned, state: State | None = None, t_start: int = 0
     ) -> tuple[Float[Tensor, "T B V"], State]:
-        """Logits after every word, and no state: captions are read whole."""
+        """The logits after every word, and an empty state, because captions are processed whole.
+
+        state and t_start are ignored.
+        """
         check_values(inputs.words, self.embedding.num_embeddings)
         x = self.embedding(inputs.words)
         if self.first:
@@ -81,19 +86,19 @@ class Captioner(nn.Module):
         return self.head(F.dropout(y[self.first :], self.dropout, self.training)), ()
 
     def start(self, features: Float[Tensor, "B F"]) -> State:
-        """The state before the first word."""
+        """The state of the layer before the first word."""
         if not self.first:
             return self._begin(features)
         _, state = self.layer(self.project(features)[None])
         return state
 
     def step(self, words: Int[Tensor, " B"], state: State, t: int) -> tuple[Float[Tensor, "B V"], State]:
-        """Log-probabilities of the word after `words`, which are the t-th (from 0), and the state then."""
+        """Log-probabilities of the next word after `words`, and the new state. `words` are at position t, from 0 on."""
         y, state = self.layer(self.embedding(words)[None], state, t + self.first)
         return self.head(y[0]).log_softmax(1), state
 
     def generate(self, features: Float[Tensor, "N F"]) -> dict[str, list[list[int]]]:
-        """Ids of the captions of images, greedy ("") and by beam search ("_beam3")."""
+        """The ids of generated captions: greedy decoding under the key "", beam search under "_beam3"."""
         sizes = {"": 1, f"_beam{BEAM_SIZE}": BEAM_SIZE}
         return {name: [caption.ids for caption in decode(self, features, size)] for name, size in sizes.items()}
 
@@ -104,7 +109,10 @@ class Captioner(nn.Module):
 
 @torch.no_grad()
 def init_captioner(model: Captioner, bound: float) -> None:
-    """Matrices uniform in ±bound, biases 0, but 1 for an LSTM's forget gate and the highway gates' own start."""
+    """Initialize matrices uniformly in ±bound and biases with 0.
+
+    Two biases differ: that of an LSTM's forget gate starts at 1, those of an RHN at their values in `RHN.reset_bias`.
+    """
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             nn.init.uniform_(parameter, -bound, bound)

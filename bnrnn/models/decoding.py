@@ -1,4 +1,4 @@
-"""Captions from a trained captioner, greedy or by beam search."""
+"""Decoding: captions from a trained captioner, by greedy or beam search."""
 
 from typing import Any, NamedTuple
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from bnrnn.inputs import END, START
 
 MAX_WORDS = 20
-BEAM_SIZE = 3  # im2txt's
+BEAM_SIZE = 3  # as in im2txt, the code of Vinyals et al.
 
 
 class Decoded(NamedTuple):
-    """Ids of a caption without its end, and its log-probability with it."""
+    """The ids of a caption without END, and the log-probability of the caption with END."""
 
     ids: list[int]
     log_probability: float
@@ -21,10 +21,13 @@ class Decoded(NamedTuple):
 
 @torch.no_grad()
 def decode(model: Any, features: Float[Tensor, "N F"], beam_size: int = 1, max_words: int = MAX_WORDS) -> list[Decoded]:
-    """The most probable caption that a captioner (bnrnn.models.captioner) gives each image.
+    """The most probable caption that the search finds for each image.
 
-    One that has not ended after `max_words` is cut. A beam of 1 is greedy; a larger one returns the greedy caption
-    where it has found nothing more probable.
+    Args:
+        model: a bnrnn.models.captioner.Captioner.
+        beam_size: 1 is greedy search. A larger beam also runs greedy search, and returns its caption if that is more
+            probable.
+        max_words: unfinished captions are cut after so many words.
     """
     model.eval()
     found = _search(model, features, beam_size, max_words)
@@ -38,7 +41,7 @@ def _search(model: Any, features: Float[Tensor, "N F"], k: int, max_words: int) 
     N, V = len(features), model.head.out_features
     state = tuple(s.repeat_interleave(k, 1) for s in model.start(features))  # (L, N k, H) each
     total = features.new_full((N, k), -torch.inf)
-    total[:, 0] = 0.0  # all beams begin equal: count them once
+    total[:, 0] = 0.0  # all beams are equal at the start, so only one of them may be extended
     words = torch.full((N, k), START, device=features.device)
     ended = torch.zeros(N, k, dtype=torch.bool, device=features.device)
     history = words.new_empty(N, k, 0)

@@ -1,4 +1,4 @@
-"""The model of every sequence task here: input -> stack of recurrent layers -> logits at each time step."""
+"""The model for classification, language modelling and speech: input -> recurrent layers -> logits at every step."""
 
 from collections.abc import Callable
 
@@ -19,17 +19,21 @@ class SequenceModel(nn.Module):
 
     Args:
         layer: builds one layer of one direction from (input_size, hidden_size, t_max=...).
-        input_size: of the features (T, B, I) at each step, or how many ids there are where x is (T, B) integers.
-        init: initialises the model in place (see conf/init/); None keeps the modules' own initialisation.
-        state_noise: standard deviation of Gaussian noise on every layer's h_0, drawn anew in every pass, also in
-            evaluation (Cooijmans et al. 2016, section 5.1, and their code; D5). It gives constant inputs a batch
-            variance.
-        embedding_size: of a trained vector for each id; None feeds ids one-hot.
-        learned_state: whether sequences begin with a trained state, zero at first, or always with zeros.
-        dropout: probability of a zero in all that is not recurrent: embedded ids, outputs between layers and before
-            the readout (Zaremba et al. 2014, arXiv:1409.2329, section 3.1).
-        num_layers, bidirectional: those of bnrnn.layers.stack.Stack.
-        scored_steps: how many steps, the last of a sequence, have logits; None for all. Follows from the data.
+        hidden_size: H, the size of one layer of one direction.
+        input_size: I, the number of features if x is (T, B, I), or of ids if x is (T, B) integers.
+        output_size: V, the number of classes.
+        t_max: length of the training sequences, passed to every layer.
+        init: initializes the model in place (see conf/init/); None keeps the initial values of the modules.
+        state_noise: standard deviation of Gaussian noise on h_0 of every layer, drawn for every batch, also in
+            evaluation (Cooijmans et al. 2016, section 5.1, and their code; D5). With it, batch normalization has a
+            variance even where all sequences have the same input.
+        embedding_size: size of a trained vector for each id; None uses one-hot vectors.
+        learned_state: whether the initial state is trained, starting at 0; otherwise it is always 0.
+        dropout: probability of setting an element to 0 in all non-recurrent connections: embedded ids, outputs between
+            layers, and outputs before the readout (Zaremba et al. 2014, arXiv:1409.2329, section 3.1).
+        num_layers, bidirectional: see bnrnn.layers.stack.Stack.
+        scored_steps: S, compute logits only for so many steps at the end of a sequence; None computes all. The data
+            determine it.
     """
 
     def __init__(
@@ -64,7 +68,10 @@ class SequenceModel(nn.Module):
     def forward(
         self, x: Float[Tensor, "T B I"] | Int[Tensor, "T B"] | Padded, state: State | None = None, t_start: int = 0
     ) -> tuple[Float[Tensor, "S B V"], State]:
-        """Logits after every time step that is scored, and the state after the last, from which t_start = T goes on."""
+        """The logits of every scored time step, and the state after the last step.
+
+        To continue the sequences, pass this state and the number of steps processed so far as t_start.
+        """
         x, lengths = x if isinstance(x, Padded) else (x, None)
         if state is None:
             state = self._initial_state(x.shape[1])
@@ -89,19 +96,21 @@ class SequenceModel(nn.Module):
 def init_cooijmans(
     model: SequenceModel, hidden: str = "orthogonal", per_gate: bool = False, forget_bias: float = 1.0
 ) -> None:
-    """Initialisation of the released code of Cooijmans et al. 2016.
+    """Initialize a model as the released code of Cooijmans et al. 2016 does.
 
     Args:
-        hidden: "identity" puts the identity into the candidate's block (g) of W_hh and one orthogonal matrix into the
-            others (sequential MNIST); "orthogonal" makes all of W_hh one orthogonal matrix (Penn Treebank, text8).
-        per_gate: every gate's block orthogonal by itself (as the paper reads) instead of all gates together (D3).
-        forget_bias: start of the forget gate's bias (D2).
+        hidden: "orthogonal" makes W_hh one orthogonal matrix (Penn Treebank, text8). "identity" sets the block of the
+            candidate g to the identity, and the other blocks together to one orthogonal matrix (sequential MNIST).
+        per_gate: whether each gate has its own orthogonal matrix, as the text of the paper suggests (D3).
+        forget_bias: initial bias of the forget gate (D2).
+
+    Raises BnrnnError for an unknown `hidden`.
     """
     if hidden not in ("identity", "orthogonal"):
         raise BnrnnError(f"init.hidden is {hidden!r}: use 'identity' or 'orthogonal'")
     for layer in _layers(model):
         size, gates = layer.hidden_size, layer.num_gates
-        g = 2 if gates == 4 else 0  # the candidate's place in i f g o; a plain RNN is nothing else
+        g = 2 if gates == 4 else 0  # index of the candidate in i f g o; a plain RNN has only the candidate
         layer.weight_ih.copy_(_blocks(layer.input_size, size, gates, per_gate))
         if hidden == "orthogonal":
             layer.weight_hh.copy_(_blocks(size, size, gates, per_gate))
@@ -122,9 +131,9 @@ def init_cooijmans(
 
 @torch.no_grad()
 def init_uniform(model: SequenceModel, bound: float) -> None:
-    """Everything uniform in ±bound, embedding and biases too (Zaremba et al. 2014, arXiv:1409.2329, and their code).
+    """Initialize everything uniformly in ±bound, embedding and biases too (Zaremba et al. 2014, arXiv:1409.2329).
 
-    Scales of normalizations keep their own start; shifts, which the bias of a normalized product is, begin with 0 (L4).
+    gamma keeps its initial value. The bias of a normalized product is BN's beta, so it starts at 0 (L4).
     """
     for layer in _layers(model):
         bias = getattr(layer, "bias", None)
@@ -139,7 +148,10 @@ def init_uniform(model: SequenceModel, bound: float) -> None:
 
 @torch.no_grad()
 def init_glorot(model: SequenceModel) -> None:
-    """Embedding N(0, 1), other matrices Glorot's, gate by gate, biases 0 (Laurent et al. 2015, appendix A)."""
+    """Initialize as in appendix A of Laurent et al. 2015.
+
+    The embedding is N(0, 1), other matrices are Glorot-uniform, separately for each gate, and biases are 0.
+    """
     for layer in _layers(model):
         for weight in (layer.weight_ih, layer.weight_hh):
             for block in weight.chunk(layer.num_gates):
@@ -153,7 +165,7 @@ def init_glorot(model: SequenceModel) -> None:
 
 
 def orthogonal(num_in: int, num_out: int) -> Float[Tensor, "num_out num_in"]:
-    """A weight whose map of num_in features to num_out has orthonormal rows or columns, whichever are fewer."""
+    """A random weight matrix with orthonormal rows or, if there are more rows than columns, orthonormal columns."""
     return nn.init.orthogonal_(torch.empty(num_out, num_in))
 
 

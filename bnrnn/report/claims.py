@@ -1,4 +1,4 @@
-"""What was claimed: the entries of experiments/<paper>/claims.yaml."""
+"""Reads the claims of the papers: the entries of experiments/<paper>/claims.yaml."""
 
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -20,7 +20,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def load_claim(key: str) -> dict[str, Any]:
-    """What a paper printed under `<paper>/<table>`; {} for an experiment that no paper has, such as quickstart."""
+    """The entry `<paper>/<table>` of claims.yaml; {} for an experiment without a paper, such as quickstart.
+
+    Raises BnrnnError if the paper's claims.yaml has no such entry.
+    """
     paper, _, name = key.partition("/")
     path = ROOT / "experiments" / paper / "claims.yaml"
     if not name or not path.exists():
@@ -37,14 +40,15 @@ def load_paper(paper: str) -> str:
 
 
 def needed(key: str) -> tuple[list[str], list[Path]]:
-    """The recipes to train for a table or figure, and the analyses to run after them, relative to the checkout.
+    """The recipes to train for a table or figure, and the analysis scripts to run afterwards, relative to the checkout.
 
-    Figures and tables without an entry of their own are listed under `needs` in claims.yaml.
+    Figures and tables that have no entry of their own are listed under `needs` in claims.yaml. Raises BnrnnError for an
+    unknown paper or table.
     """
     paper, _, name = key.partition("/")
     path = ROOT / "experiments" / paper / "claims.yaml"
     if not path.exists():
-        raise BnrnnError(f"{key} is unknown: there is no {path.relative_to(ROOT)}; use <paper>/<table or figure>")
+        raise BnrnnError(f"{key} is unknown: {path.relative_to(ROOT)} does not exist; use <paper>/<table or figure>")
     recipes, analyses = [], []
     for part in _read(path).get("needs", {}).get(name, [name]):
         claim = load_claim(f"{paper}/{part}")
@@ -57,13 +61,13 @@ def needed(key: str) -> tuple[list[str], list[Path]]:
 
 
 def claim_keys() -> list[str]:
-    """Every `<paper>/<table>` that is claimed."""
+    """The keys `<paper>/<table>` of all entries."""
     files = sorted((ROOT / "experiments").glob("*/claims.yaml"))
     return [f"{file.parent.name}/{name}" for file in files for name in _read(file) if name not in NOT_TABLES]
 
 
 def load_analysis(key: str) -> ModuleType | None:
-    """The module behind a claim that needs no training, with `render(result)` and `draw(result, path)`."""
+    """The module of an analysis, with `render(result)` and `draw(result, path)`; None if the entry has no analysis."""
     name = load_claim(key).get("analysis")
     if name is None:
         return None

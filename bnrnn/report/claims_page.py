@@ -1,4 +1,4 @@
-"""What the judged claims look like: results/claims.md, and the shorter table in README.md."""
+"""Renders the judged claims: results/claims.md, and the shorter table in README.md."""
 
 import math
 from collections.abc import Callable, Collection
@@ -13,7 +13,7 @@ from bnrnn.report.verdicts import Claim, JudgedTest, metrics_of, sides_of
 
 
 def effect_in_words(tested: JudgedTest) -> str:
-    """The mean effect with its interval, in the unit that people read."""
+    """The mean effect with its interval, in the unit of the table."""
     outcome, test = tested.outcome, tested.test
     if outcome is None:
         return NONE
@@ -43,7 +43,7 @@ def _interval(outcome: Outcome, shown: Callable[[float], str], words: str, rever
 
 
 def verdict_in_words(tested: JudgedTest) -> str:
-    """The verdict of one test; of too few pairs, or pairs that do not settle it, what they suggest."""
+    """The verdict of one test. If it is not shown, the number of pairs and their tendency are added."""
     if tested.outcome is None:
         return "not run"
     if tested.verdict != NOT_SHOWN:
@@ -52,7 +52,7 @@ def verdict_in_words(tested: JudgedTest) -> str:
 
 
 def rests_on(claim: Claim) -> str:
-    """The scope of a claim's evidence in words, with how many seeds or draws there are."""
+    """The scope of a claim's evidence in words, with the number of seeds or draws."""
     if claim.scope is None:
         return "not run"
     run = [t for t in claim.counted if t.outcome]
@@ -65,7 +65,7 @@ def rests_on(claim: Claim) -> str:
 
 
 def _claim_in_words(claim: Claim) -> list[str]:
-    """[name, claim, verdict, evidence]; the verdict of runs that show nothing says what they suggest."""
+    """[name, claim, verdict, evidence]. If nothing is shown, the verdict also names the tendency of the runs."""
     run = [t.outcome for t in claim.counted if t.outcome]
     verdict = claim.verdict
     if verdict == NOT_SHOWN and run:
@@ -74,7 +74,7 @@ def _claim_in_words(claim: Claim) -> list[str]:
 
 
 def render_overview(claims: list[Claim]) -> str:
-    """A line for every claim, as results/claims.md begins."""
+    """A table with one row per claim, for the beginning of results/claims.md."""
     rows = []
     for claim in claims:
         run = [t for t in claim.counted if t.outcome]
@@ -106,16 +106,17 @@ A program computed this page from the runs in this folder, by the rules in `expe
 
 
 def render(claims: list[Claim], hours: dict[str, float], measured: Collection[str] = ()) -> str:
-    """The page of all claims: a line each, then every test, then what has not been run.
+    """The page of all claims: one row per claim, then all tests, then the tests that have not been run.
 
     Args:
-        hours: of one core that the campaign's missing runs take, by claim.
-        measured: the tables and figures that have a page to link to, as `<paper>/<table>`.
+        hours: the estimated core hours of the campaign's missing runs, by claim.
+        measured: the keys `<paper>/<table>` of tables and figures that have a page to which tests can link.
     """
     parts = ["# Claims of the papers", INTRODUCTION, render_overview(claims)]
     parts += ["## The rules", "".join(f"- `{name}`: {_doc(rule)}\n" for name, rule in rules.RULES.items())]
     parts[-1] += (
-        f"- `{PROPERTY}`: a function of the analysis that says of every draw, or of every model, whether it has it.\n"
+        f"- `{PROPERTY}`: a function of the analysis, which decides for every draw or every model whether the claim "
+        "holds for it.\n"
     )
     for paper in sorted({claim.paper for claim in claims}):
         parts.append(f"## {paper}")
@@ -130,7 +131,7 @@ def _render_missing(claims: list[Claim], hours: dict[str, float], measured: Coll
         cost = f"{hours[claim.name]:.1f}" if hours.get(claim.name) else "not in the campaign"
         rows += [[claim.name, t.test["scope"], rule_in_words(t, measured), cost] for t in missing]
     header = ["claim", "scope", "test", "hours"]
-    about = "Hours of one core, as conf/campaign.yaml estimates them, for the missing runs that serve the claim.\n"
+    about = "Core hours that the missing runs for the claim take, as estimated in conf/campaign.yaml.\n"
     return f"{about}\n{markdown(header, rows)}"
 
 
@@ -159,7 +160,7 @@ def _render_claim(claim: Claim, measured: Collection[str]) -> str:
 
 
 def rule_in_words(tested: JudgedTest, measured: Collection[str]) -> str:
-    """A test as claims.yaml has it, in one line; with a link to its page if there is one."""
+    """A test of claims.yaml in one line, with a link to its page if there is one."""
     test = tested.test
     sides = [] if test["rule"] == PROPERTY else sides_of(test)
     between = " > " if "order" in test else ", " if "sides" in test else " against "

@@ -1,4 +1,4 @@
-"""The page results/README.md: the tables of every paper, as far as they have been run."""
+"""Renders results/README.md: the tables of all papers that have results."""
 
 from collections.abc import Collection
 from itertools import groupby
@@ -23,10 +23,10 @@ NOTES = "Deviations from the paper, and notes on the runs: [notes.md](../experim
 
 
 def render_index(measured: Collection[str], results_dir: Path) -> str:
-    """The page.
+    """The page results/README.md.
 
     Args:
-        measured: the tables and figures that have results, as `<paper>/<table>`. The others share one line per paper.
+        measured: the keys `<paper>/<table>` of tables and figures with results. The others share one line per paper.
     """
     parts = ["# Results", INTRODUCTION]
     for paper, group in groupby(claim_keys(), key=lambda key: key.split("/")[0]):

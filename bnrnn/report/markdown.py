@@ -7,7 +7,7 @@ NONE = "–"
 
 
 def spread(values: list[float], digits: int, planned: int | None = None) -> str:
-    """`mean ± standard deviation (n)`, with how many are missing if some are."""
+    """`mean ± standard deviation (n)`. If fewer runs exist than planned, n is shown as `n of planned`."""
     if not values:
         return NONE
     n = f"n={len(values)}" + (f" of {planned}" if planned and len(values) < planned else "")
@@ -16,7 +16,7 @@ def spread(values: list[float], digits: int, planned: int | None = None) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    """With thousands separated; of what has exploded the order alone."""
+    """A number with thousands separators; from 10^9 on, only its order of magnitude."""
     return f"{value:,.{digits}f}" if abs(value) < 1e9 else f"{value:.0e}"
 
 

@@ -1,4 +1,4 @@
-"""Learning curves: ours as lines, the paper's points as open circles."""
+"""Figures. Our results are lines; points of a paper are open circles."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +11,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from torch import Tensor
 
 from bnrnn.config import label, sweep
 from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim
 from bnrnn.report.runs import Run, load_runs, longest
 
-EXPLODED = 100.0  # nats
+EXPLODED = 100.0  # a loss above so many nats does not determine the range of an axis
 COLORS = ["#4c6a92", "#d1603d", "#5b8c5a", "#8d6a9f", "#c9a227", "#3aa6b9", "#7a5c3e"]
 AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",
         60.0: "minutes of training updates, evaluation excluded",
@@ -26,16 +25,18 @@ AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded"
 
 
 def time_unit(runs: list[Run]) -> float:
-    """The unit of time of which the longest run has at least two."""
+    """The largest unit of time, in seconds, of which the longest run takes at least two."""
     last = max(run.result.seconds for run in runs)
     return next((unit for unit in (3600.0, 60.0) if last >= 2 * unit), 1.0)
 
 
 def draw_runs(ax: Axes, runs: list[Run], metric: str, color: str, name: str, unit: float | None) -> float:
-    """Thin lines for the seeds, a thick one for their mean at updates where all have a point; returns the last x.
+    """Plot thin lines for the seeds and a thick line for their mean, at updates where all have a point.
 
     Args:
-        unit: of time in seconds; None draws against updates.
+        unit: the unit of the time axis in seconds; None plots against updates.
+
+    Returns the largest x.
     """
     curves = []
     for run in runs:
@@ -43,7 +44,7 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, color: str, name: str, uni
         curves.append({u: (seconds[u] / unit if unit else float(u), y) for u, y in run.series(metric).items()})
     curves = [curve for curve in curves if curve]
     if not curves:
-        if runs:  # all diverged before their first evaluation
+        if runs:  # all runs diverged before their first evaluation
             ax.plot([], [], "x", color=color, label=name)
         return 0.0
     for curve in curves if len(curves) > 1 else []:
@@ -58,7 +59,14 @@ def draw_panel(
     ax: Axes, runs: list[Run], rows: dict[str, str], at: Callable[[Run, str], bool], metric: str,
     points: dict[str, dict[int, float]], unit: float | None = None,
 ) -> None:  # fmt: skip
-    """One line a row, with the paper's points as far as our runs go; `rows` has the label of each."""
+    """Plot one curve per row of the table, with the paper's points up to the length of our runs.
+
+    Args:
+        rows: the label of each row.
+        at: decides whether a run belongs to a row.
+        points: the paper's points by row and update.
+        unit: as in `draw_runs`.
+    """
     lasts = []
     for color, row in zip(COLORS, rows, strict=False):
         mine = [run for run in runs if at(run, row)]
@@ -76,7 +84,7 @@ def draw_panel(
     ax.set_xlabel(AXES[unit])
     ax.set_ylabel(axis_title(metric))
     if metric.endswith("loss") and ax.get_ylim()[1] > EXPLODED:
-        # Such a line leaves the picture, so that the others have their room.
+        # Curves that diverge leave the plot, so that the other curves remain readable.
         drawn = [np.asarray(line.get_ydata()) for line in ax.get_lines()]
         ax.set_ylim(0, 1.5 * min(float(y[0]) for y in drawn if len(y)))
     ax.grid(alpha=0.25)
@@ -84,7 +92,7 @@ def draw_panel(
 
 
 def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -> None:
-    """The figure of a claim: one panel a dataset, and below it the time of our runs if the claim asks for it."""
+    """The figure of a claim: one panel per dataset and, if the claim has `reach`, our runs against time below it."""
     claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale and run.in_grid(key)]
     rows = {row: label(claim["rows"], row) for row in sweep(key)[claim["rows"]]}
     cols = [c for c in sweep(key)[claim["cols"]] if any(r.overrides.get(claim["cols"]) == c for r in runs)]
@@ -108,13 +116,13 @@ def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -
 
 
 def commonest_engine(runs: list[Run], key: str) -> tuple[str, list[Run]]:
-    """The engine that ran most of the models, then most of the runs, and its runs: other engines have other speeds."""
+    """The engine that ran the most models (then the most runs), and its runs. Engines differ in speed."""
     by_engine = {e: longest(run for run in runs if run.engine == e) for e in sorted({run.engine for run in runs})}
     return max(by_engine.items(), key=lambda item: (len({run.overrides.get(key) for run in item[1]}), len(item[1])))
 
 
 def draw_sweep(key: str, results_dir: Path, path: Path) -> None:
-    """Validation accuracy and training loss of an experiment that no paper has."""
+    """Validation accuracy and training loss of an experiment without a paper."""
     runs = longest(load_runs(key, results_dir))
     rows = {row: label("model", row) for row in sweep(key)["model"]}
     fig, axes = plt.subplots(1, 2, figsize=(12, 4.2))
@@ -124,7 +132,7 @@ def draw_sweep(key: str, results_dir: Path, path: Path) -> None:
 
 
 def draw_search(key: str, search: dict[str, Any], results_dir: Path, path: Path) -> None:
-    """Each trial of a random search as a dot, the paper's best as a circle; along the top, those that diverged."""
+    """Plot the trials of a random search as dots, the paper's best as a circle, and diverged trials along the top."""
     claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale]
     fig, ax = plt.subplots(figsize=(8, 4.5))
     for color, (row, best) in zip(COLORS, search["published"].items(), strict=False):
@@ -146,90 +154,8 @@ def draw_search(key: str, search: dict[str, Any], results_dir: Path, path: Path)
     save(fig, path)
 
 
-def draw_gradient_norms(log10: dict[str, Tensor], claim: dict[str, Any], path: Path) -> None:
-    """Fig. 1a: log10 of the gradient norm (draws, T), a line a gamma for the median, the paper's points as circles."""
-    fig, ax = plt.subplots(figsize=(9, 5))
-    colors = plt.get_cmap("viridis")
-    for k, (gamma, values) in enumerate(log10.items()):
-        color = colors(k / len(log10))
-        ax.plot(values.quantile(0.5, dim=0), color=color, label=f"gamma {gamma}")
-        paper = claim["log10"][gamma]
-        ax.plot(claim["steps"][: len(paper)], paper, "o", color=color, markerfacecolor="none", markersize=5)
-    ax.set(xlabel="time step t", ylabel="log10 of |dloss / dh_t|", xlim=(0, 800), ylim=(-27, 1))
-    ax.set_title(
-        "Gradients through a batch-normalized tanh RNN: median of our draws (lines), the paper's one draw (circles)",
-        fontsize=10,
-    )
-    ax.grid(alpha=0.25)
-    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    save(fig, path)
-
-
-def draw_tanh_derivative(result: dict[str, Any], points: dict[str, dict[float, float]], path: Path) -> None:
-    """Fig. 1b: mean and quartiles of the derivative, exact values as open circles."""
-    fig, ax = plt.subplots(figsize=(6, 4.5))
-    ax.fill_between(result["sigma"], result["quartile_25"], result["quartile_75"], alpha=0.25, color=COLORS[0],
-                    linewidth=0, label="25th to 75th percentile")  # fmt: skip
-    ax.plot(result["sigma"], result["mean"], color=COLORS[0], label="mean of 1000 samples")
-    for k, exact in enumerate(points.values()):
-        ax.plot(list(exact), list(exact.values()), "o", color=COLORS[1], markerfacecolor="none",
-                label="exact integration" if k == 0 else None)  # fmt: skip
-    ax.set(xlabel="standard deviation of the input", ylabel="derivative of tanh", xlim=(0, 1.01), ylim=(0, 1.01))
-    ax.grid(alpha=0.25)
-    ax.legend(frameon=False, fontsize=8, loc="lower left")
-    save(fig, path)
-
-
-def draw_lengths(result: dict[str, Any], claim: dict[str, Any], path: Path) -> None:
-    """Fig. 3b: bits per character by length of the segments, ours as lines and the paper's as open circles."""
-    fig, ax = plt.subplots(figsize=(8, 4.5))
-    for color, (name, by_seed) in zip(COLORS, result["bpc"].items(), strict=False):
-        for values in by_seed.values():
-            ax.plot(result["lengths"], values, color=color, alpha=0.35, linewidth=0.8)
-        means = [mean(values) for values in zip(*by_seed.values(), strict=True)]
-        ax.plot(result["lengths"], means, color=color, linewidth=2, label=f"{name}, ours (n={len(by_seed)})")
-        ax.plot(
-            claim["lengths"], claim["points"][name], "o", color=color, markerfacecolor="none", label=f"{name}, paper"
-        )
-    ax.set(xlabel="symbols of a segment", ylabel="test bits per character")
-    ax.set_title(f"Ours after {result['updates']:,} updates, the paper's selected from 39,550", fontsize=10)
-    ax.grid(alpha=0.25)
-    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    save(fig, path)
-
-
-def draw_population_statistics(
-    statistics: dict[str, list[list[float]]], titles: dict[str, str], axes: dict[str, list[float]], path: Path
-) -> None:
-    """Fig. 5: a line a unit over time steps; dashed, the range of the paper's axis."""
-    fig, panels = plt.subplots(2, 2, figsize=(11, 7))
-    for ax, (name, units) in zip(panels.flat, statistics.items(), strict=True):
-        for unit in units:
-            ax.plot(unit, linewidth=0.8, alpha=0.8)
-        for limit in axes[name]:
-            ax.axhline(limit, color="black", linestyle="--", linewidth=0.8)
-        ax.set(xlabel="time step", title=titles[name])
-        ax.grid(alpha=0.25)
-    save(fig, path)
-
-
-def draw_attention(questions: list[dict[str, Any]], path: Path) -> None:
-    """A panel a question: words of the passage from left to right, a line a reader, the darker the more attention."""
-    longest_passage = max(len(question["passage"]) for question in questions)
-    size = (2.5 + 0.3 * longest_passage, 2.4 * len(questions))
-    fig, panels = plt.subplots(len(questions), 1, figsize=size, squeeze=False)
-    for ax, question in zip(panels[:, 0], questions, strict=True):
-        readers = question["readers"]
-        ax.imshow([reader["attention"] for reader in readers.values()], cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        ax.set_xticks(range(len(question["passage"])), question["passage"], rotation=90, fontsize=8)
-        names = [f"{label('setting', setting)}: {reader['answer']}" for setting, reader in readers.items()]
-        ax.set_yticks(range(len(readers)), names, fontsize=8)
-        ax.set_title(f"{' '.join(question['question'])}  (right: {question['answer']})", fontsize=9, loc="left")
-    save(fig, path)
-
-
 def draw_gallery(images: list[dict[str, Any]], pictures: list[Any], path: Path) -> None:
-    """Small images with what the models, and a person where there is a `reference`, say of them."""
+    """Small images with the captions of the models and, if there is a `reference`, the caption of a person."""
     fig, panels = plt.subplots(len(images), 2, figsize=(9, 1.5 * len(images)), width_ratios=[1, 4], squeeze=False)
     for (ax, text), image, picture in zip(panels, images, pictures, strict=True):
         ax.imshow(picture)

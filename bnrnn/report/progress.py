@@ -1,4 +1,4 @@
-"""What a campaign's file asks for, how far each of its runs is, and how long the rest takes. Nothing is measured."""
+"""The progress of a campaign: its runs, their states and the estimated time left, without any new measurement."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from bnrnn.training.lock import is_being_trained
 from bnrnn.training.results import FILE, Result
 
 LONG = "long"
-FIELDS = {  # of an entry: whether it must be given, what it must look like, and in words
+FIELDS = {  # the keys of an entry: whether it is required, a check of its value, and the expected value in words
     "experiment": (True, lambda v: isinstance(v, str), "<paper>/<table>"),
     "seeds": (True, lambda v: re.fullmatch(r"\d+(,\d+)*", str(v)), 'such as "0,1,2"'),
     "claims": (True, lambda v: _are_strings(v), "a list such as [C2, C3]"),
@@ -36,13 +36,13 @@ FIELDS = {  # of an entry: whether it must be given, what it must look like, and
 
 @dataclass
 class Entry:
-    """One entry of a campaign: a part of an experiment's grid, and what it is for.
+    """One entry of a campaign: a part of an experiment's grid.
 
     Args:
-        claims: the claims that its runs serve.
-        hours: an estimate for the whole entry, used while no speed has been measured.
-        long: whether it is for the worker that keeps a core busy for many hours.
-        cells: its runs.
+        claims: the claims that its runs test.
+        hours: an estimate of the time of the whole entry, used until a speed is known.
+        long: whether the entry is for the worker for long runs, which keeps a core busy for many hours.
+        cells: the runs of the entry.
     """
 
     title: str
@@ -55,14 +55,14 @@ class Entry:
 
 @dataclass
 class Run:
-    """How far a cell is: its state is finished, diverged, running, begun or left."""
+    """The progress of a cell. Its state is finished, diverged, running, begun or left."""
 
     title: str
     state: str
-    done: int = 0  # updates
-    total: int | None = None  # updates; None: not known before the data is loaded
-    hours: float = 0.0  # left
-    measured: bool = True  # False: the hours are those of the campaign's file
+    done: int = 0  # updates so far
+    total: int | None = None  # updates of the whole run; None if unknown before the data is loaded
+    hours: float = 0.0  # time left
+    measured: bool = True  # whether the hours come from a measured speed and not from the campaign's file
 
     @property
     def progress(self) -> str:
@@ -71,11 +71,11 @@ class Run:
 
 @dataclass
 class Known:
-    """What a run tells about others of its experiment: None where it tells nothing."""
+    """Length and speed of a run, from which those of similar runs are estimated; None if unknown."""
 
     overrides: dict[str, str]
     budget: str
-    updates: int | None  # of a whole run
+    updates: int | None  # updates of the whole run
     seconds_per_update: float | None
 
 
@@ -84,11 +84,11 @@ def _are_strings(value: Any) -> bool:
 
 
 def load_entries(path: Path, out_dir: Path) -> list[Entry]:
-    """The entries of a campaign's file. Raises BnrnnError for a file with anything else in it."""
+    """The entries of a campaign's file. Raises BnrnnError for a file that cannot be read and for invalid entries."""
     try:
         entries = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
-        raise BnrnnError(f"file={path} cannot be read ({error}): give a campaign such as conf/campaign.yaml") from None
+        raise BnrnnError(f"file={path} cannot be read ({error}): use a campaign such as conf/campaign.yaml") from None
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         raise BnrnnError(f"{path} must be a list of entries, each with {', '.join(FIELDS)}: see conf/campaign.yaml")
     return [_entry(given, out_dir, f"{path}, entry {i}") for i, given in enumerate(entries, 1)]
@@ -96,7 +96,7 @@ def load_entries(path: Path, out_dir: Path) -> list[Entry]:
 
 def _entry(given: dict[str, Any], out_dir: Path, where: str) -> Entry:
     if unknown := [str(k) for k in given if k not in FIELDS]:
-        raise BnrnnError(f"{where} has {', '.join(unknown)}: its keys are {', '.join(FIELDS)}")
+        raise BnrnnError(f"{where} has the unknown keys {', '.join(unknown)}: use {', '.join(FIELDS)}")
     for key, (required, is_valid, expected) in FIELDS.items():
         if required and key not in given:
             raise BnrnnError(f"{where} has no {key}: add it, {expected}")
@@ -116,7 +116,7 @@ def _entry(given: dict[str, Any], out_dir: Path, where: str) -> Entry:
 
 
 def hours_missing(path: Path, out_dir: Path) -> dict[str, float]:
-    """By claim the hours that its missing runs take, as the campaign's file estimates them."""
+    """The hours that the missing runs for each claim take, as estimated in the campaign's file."""
     hours: dict[str, float] = {}
     for entry in load_entries(path, out_dir):
         missing = sum(not (cell.folder / FILE).exists() for cell in entry.cells)
@@ -126,7 +126,7 @@ def hours_missing(path: Path, out_dir: Path) -> dict[str, float]:
 
 
 def runs_of(entry: Entry, out_dir: Path) -> list[Run]:
-    """How far each cell of an entry is, and how long it still takes."""
+    """The progress and the time left of each cell of an entry."""
     known = load_known(out_dir / entry.experiment)
     return [_run(cell, entry, known) for cell in entry.cells]
 
@@ -147,7 +147,7 @@ def _run(cell: Cell, entry: Entry, known: list[Known]) -> Run:
 
 
 def load_known(folder: Path) -> list[Known]:
-    """What the runs of an experiment tell, those that are not finished included. Other devices have other speeds."""
+    """Length and speed of all runs of an experiment, unfinished ones too. Speeds of other devices are left out."""
     known, device = [], choose_device("auto").type
     for run_dir in sorted(path.parent for path in folder.glob("*/**/metrics.jsonl")):
         update, seconds = last_record(run_dir)
@@ -162,24 +162,24 @@ def load_known(folder: Path) -> list[Known]:
 
 
 def _overrides(name: str) -> dict[str, str]:
-    """The overrides that a folder is named by."""
+    """The overrides in the name of a folder."""
     return {k.lstrip("+"): v for k, _, v in (pair.partition("=") for pair in name.split(","))}
 
 
 def last_record(folder: Path) -> tuple[int, float]:
-    """Updates and seconds in the last whole line of a run's metrics, without reading the others; 0 if there is none."""
+    """Updates and seconds in the last complete line of a run's metrics, or 0. Earlier lines are not read."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return 0, 0.0
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, 2) - 4096))
-        lines = file.read().split(b"\n")[:-1]  # what follows the last end of a line is being written
+        lines = file.read().split(b"\n")[:-1]  # the last part is empty or an incomplete line
     record = json.loads(lines[-1]) if lines else {"update": 0, "seconds": 0.0}
     return record["update"], record["seconds"]
 
 
 def total_updates(cell: Cell, experiment: str, known: list[Known]) -> int | None:
-    """The updates of a whole run. What is given in epochs is only known from another seed's run."""
+    """The number of updates of a whole run. For a budget in epochs, it is known only from a run with another seed."""
     if "budget.updates" in cell.overrides:
         return int(cell.overrides["budget.updates"])
     if "budget.epochs" not in cell.overrides:
@@ -192,7 +192,7 @@ def total_updates(cell: Cell, experiment: str, known: list[Known]) -> int | None
 
 
 def nearest_speed(cell: Cell, known: list[Known]) -> float | None:
-    """Seconds of an update, averaged over the runs with the same setting that share the most overrides."""
+    """Seconds per update: the mean of those runs with the same setting that share the most overrides with the cell."""
     setting, mine = cell.overrides.get("setting"), _but_seed(cell.overrides)
     by_shared: dict[int, list[float]] = {}
     for run in known:
@@ -211,7 +211,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def render(entries: list[Entry], out_dir: Path) -> str:
-    """A line an entry, below it a line for each run that has begun, and the sum."""
+    """A table with one row per entry, one line for each run in progress, and the total."""
     rows, lines, every = [], [], {}
     for entry in entries:
         runs = runs_of(entry, out_dir)
@@ -228,14 +228,14 @@ def render(entries: list[Entry], out_dir: Path) -> str:
     table = markdown(["runs", "finished", "running", "begun", "left", "hours left", "claims"], rows)
     done = sum(run.state in ("finished", "diverged") for run in every.values())
     lines += [
-        f"{done} of {len(every)} runs are done. The others take {_hours(every.values())} hours of one core, without "
-        "their evaluations. ~: partly estimated in the campaign's file, not measured."
+        f"{done} of {len(every)} runs are done. The others take {_hours(every.values())} core hours, without their "
+        "evaluations. The sign ~ marks times that are partly estimated in the campaign's file, not measured."
     ]
     return f"{table}\n" + "".join(f"{line}\n" for line in lines)
 
 
 def _short(cell: Cell, entry: Entry) -> str:
-    """The overrides that tell a cell from the others of its entry."""
+    """The overrides in which a cell differs from other cells of its entry."""
     same = set.intersection(*(set(c.overrides.items()) for c in entry.cells))
     return " ".join(f"{k}={v}" for k, v in cell.overrides.items() if (k, v) not in same)
 

@@ -1,4 +1,4 @@
-"""When a rule was committed: before the runs that it judges, or after. Only git knows."""
+"""Finds out from git whether a rule was committed before or after the runs that it judges."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from bnrnn.report.verdicts import JudgedTest
 
 
 def registered(tested: JudgedTest) -> str:
-    """The commit that brought the test, and whether it came before the runs: each was begun with it or a later one."""
+    """The commit that added the test, and whether all runs were started with that commit or a later one."""
     if not tested.commits:
         return NONE
     rule = rule_commit(tested.paper, tested.claim, _text(tested.test))
@@ -22,14 +22,14 @@ def registered(tested: JudgedTest) -> str:
     runs = [commit.split("+")[0] for commit in tested.commits]
     of_runs = f"the runs of {', '.join(run[:7] for run in runs[:3])}"
     if any(_git("cat-file", "-e", run) is None for run in runs):
-        return f"{rule}, not known whether before {of_runs}"
+        return f"{rule}, unknown whether before {of_runs}"
     before = all(_git("merge-base", "--is-ancestor", rule, run) is not None for run in runs)
     return f"{rule}, {'before' if before else 'after'} {of_runs}"
 
 
 @cache
 def rule_commit(paper: str, claim: str, test: str) -> str | None:
-    """The first commit whose claims.yaml has this test, word for word."""
+    """The first commit whose claims.yaml contains exactly this test."""
     return next((commit for commit, tests in _history(paper) if (claim, test) in tests), None)
 
 
@@ -46,18 +46,18 @@ def _history(paper: str) -> list[tuple[str, set[tuple[str, str]]]]:
 
 
 def _text(test: dict[str, Any]) -> str:
-    """What makes a test what it is; that it was replaced later does not."""
+    """The content of a test as text. The key `replaced`, which may be added later, is not part of it."""
     return json.dumps({k: v for k, v in test.items() if k != "replaced"}, sort_keys=True)
 
 
 def has_history() -> bool:
-    """Whether this is a checkout that knows its commits."""
+    """Whether this is a git checkout with its full history."""
     return _git("rev-parse", "--is-shallow-repository") == "false"
 
 
 @cache
 def _git(*args: str) -> str | None:
-    """What git prints; None where it fails."""
+    """The output of a git command, or None if it fails."""
     try:
         return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

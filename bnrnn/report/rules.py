@@ -1,8 +1,8 @@
-"""Rules that turn runs of the same seed into one number, and numbers into a verdict.
+"""Rules that judge a claim: they compute an effect for each seed, and a verdict from all effects.
 
-A test compares *sides*, each a choice of runs, and pairs them by seed. A rule turns the runs of one seed into an
-effect, which is compared with the rule's threshold: the claim is right where the effect is larger. Rules are named in
-`experiments/<paper>/claims.yaml`, with their parameters.
+A test compares *sides*, which are selections of runs, and pairs them by seed. A rule computes an effect from the runs
+of one seed. The claim is right for this seed if the effect is larger than the rule's threshold. Tests, with their rules
+and parameters, are in `experiments/<paper>/claims.yaml`.
 """
 
 import math
@@ -24,11 +24,11 @@ NEVER = "a run that never got there counts with its length"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The effects of all pairs, their mean with its 95 % interval, and what the test says of the claim."""
+    """The effects of all pairs, their mean with its 95 % interval, and the verdict of the test."""
 
     effects: tuple[float, ...]
     threshold: float = 0.0
-    unanimous: bool = False  # all pairs have to agree; else the interval has to lie beyond the threshold
+    unanimous: bool = False  # whether all pairs must agree; otherwise the interval must lie beyond the threshold
     marks: tuple[str, ...] = ()
 
     @property
@@ -41,12 +41,12 @@ class Outcome:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % of Student's t over the pairs; infinite for a single pair."""
+        """The 95 % interval (Student's t) of the mean over the pairs; infinite for a single pair."""
         return student_interval(self.effects)
 
     @property
     def agree(self) -> int:
-        """How many pairs have an effect beyond the threshold."""
+        """The number of pairs with an effect above the threshold."""
         return sum(effect > self.threshold for effect in self.effects)
 
     @property
@@ -60,12 +60,12 @@ class Outcome:
 
     @property
     def tendency(self) -> str:
-        """What too few pairs, or an interval on both sides of the threshold, suggest."""
+        """Whether the mean effect agrees with the claim; reported where nothing is shown."""
         return "agrees" if self.mean > self.threshold else "disagrees"
 
 
 def student_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean; without bounds for a single value."""
+    """The 95 % interval of the mean (Student's t); infinite for a single value."""
     from scipy.stats import t  # slow to import
 
     if len(values) < 2:
@@ -80,8 +80,9 @@ class Pairing:
 
     Args:
         test: the entry of claims.yaml.
-        by_seed: seed -> side -> runs; one run a side, unless the rule looks at several learning rates.
-        metrics: of each side.
+        by_seed: the runs of each side, by seed. A side has one run, unless the rule compares several learning rates.
+        metrics: the metrics of each side.
+        marks: remarks on the outcome, for the page.
     """
 
     test: dict[str, Any]
@@ -90,7 +91,7 @@ class Pairing:
     marks: set[str] = field(default_factory=set)
 
     def values(self, k: int = 0) -> list[list[float]]:
-        """The k-th metric of every side, a list a seed. A run that diverged counts as the worst value of the others."""
+        """The k-th metric of all sides, one list per seed. A diverged run gets the worst value of the other runs."""
         found = {
             seed: [self._value(runs[0], names[k]) for runs, names in zip(sides, self.metrics, strict=True)]
             for seed, sides in self.by_seed.items()
@@ -111,8 +112,8 @@ class Pairing:
 
 
 def ends_better(pairing: Pairing) -> Outcome:
-    """The first side ends better than the second by more than the margin (of several metrics: in all of them, and the
-    effect is the smallest of their relative differences)."""
+    """The first side ends better than the second by more than the margin. With several metrics, it must be better in
+    all of them, and the effect is the smallest of their relative differences."""
     test, names = pairing.test, pairing.metrics[0]
     if len(names) == 1:
         better = sign(names[0])
@@ -124,7 +125,7 @@ def ends_better(pairing: Pairing) -> Outcome:
 
 
 def no_worse(pairing: Pairing) -> Outcome:
-    """The first side ends no worse than the second by the margin or more."""
+    """The first side does not end worse than the second by the margin or more."""
     outcome = ends_better(pairing)
     return Outcome(outcome.effects, -float(pairing.test["margin"]))
 
@@ -137,7 +138,7 @@ def ranking(pairing: Pairing) -> Outcome:
 
 
 def alike(pairing: Pairing) -> Outcome:
-    """The sides end within the margin of one another; the effect is their range, with a minus."""
+    """All sides end within the margin of each other; the effect is minus their range."""
     return Outcome(tuple(min(row) - max(row) for row in pairing.values()), -float(pairing.test["margin"]))
 
 
@@ -148,8 +149,8 @@ def reaches_first(pairing: Pairing) -> Outcome:
 
 
 def settles_first(pairing: Pairing) -> Outcome:
-    """The first side comes within this share of its own lowest value in fewer updates; effect as `reaches_first`. A run
-    that diverged never settles."""
+    """The first side settles in fewer updates: its curve comes within `share` of its own lowest value. The effect is
+    that of `reaches_first`. A diverged run never settles."""
     metric, share = pairing.metrics[0][0], pairing.test["share"]
     return _first(pairing, lambda run: None if run.result.status == "diverged" else run.steady(metric, share))
 
@@ -169,18 +170,19 @@ def _first(pairing: Pairing, when: Callable[[Run], tuple[float, float] | None]) 
 
 
 def diverges(pairing: Pairing) -> Outcome:
-    """The first side diverges where the second does not: 1, the reverse: -1, both alike: 0. All pairs have to agree."""
+    """The first side diverges and the second does not. The effect is 1 if so, -1 for the reverse, and 0 if both or
+    none diverge. All pairs must agree."""
     lost = [[side[0].result.status == "diverged" for side in sides] for sides in pairing.by_seed.values()]
     return Outcome(tuple(float(of) - float(than) for of, than in lost), unanimous=True)
 
 
 def less_stable(pairing: Pairing) -> Outcome:
-    """The largest gradient norm (mean over a record) of the first side is `factor` times that of the second, or the
-    first diverges where the second does not; the effect is the logarithm of the ratio."""
+    """The largest gradient norm (mean over a record) of the first side is more than `factor` times that of the second,
+    or only the first side diverges. The effect is the logarithm of the ratio."""
     threshold, effects = math.log(pairing.test["factor"]), []
     for (of,), (than,) in pairing.by_seed.values():
         lost = of.result.status == "diverged", than.result.status == "diverged"
-        if any(lost):  # its gradient norm may not have been finite once
+        if any(lost):  # the gradient norm of a diverged run may never have been finite
             pairing.marks.add("a run that diverged alone counts as e times the factor")
             effects.append((threshold + 1) * (lost[0] - lost[1]))
         else:
@@ -190,9 +192,10 @@ def less_stable(pairing: Pairing) -> Outcome:
 
 
 def larger_rate(pairing: Pairing) -> Outcome:
-    """The largest learning rate at which the first side trains is above that of the second: neither it nor a smaller
-    one that was tried diverges. The effect is the logarithm of the ratio; a side that trains at no rate counts with
-    half of the smallest."""
+    """The largest learning rate at which the first side trains is above that of the second. A side trains at a rate if
+    neither this rate nor a smaller one diverges. The effect is the logarithm of the ratio. A side that trains at no
+    rate
+    counts with half of the smallest rate."""
     key, effects = pairing.test["key"], []
     for sides in pairing.by_seed.values():
         largest = []
@@ -210,7 +213,7 @@ def larger_rate(pairing: Pairing) -> Outcome:
 
 def learns_at_larger_rate(pairing: Pairing) -> Outcome:
     """The largest learning rate at which the first side reaches the level is above that of the second. The effect is
-    the logarithm of the ratio; a side that reaches it at no rate counts with half of the smallest."""
+    the logarithm of the ratio. A side that reaches the level at no rate counts with half of the smallest rate."""
     test, metric, effects = pairing.test, pairing.metrics[0][0], []
     for sides in pairing.by_seed.values():
         largest = []
@@ -222,7 +225,7 @@ def learns_at_larger_rate(pairing: Pairing) -> Outcome:
 
 
 def within(values: Sequence[float], published: float, tolerance: float) -> Outcome:
-    """Each value is within the tolerance of the published one; the effect is the tolerance less the distance."""
+    """Each value is within the tolerance of the published one; the effect is the tolerance minus the distance."""
     return Outcome(tuple(tolerance - abs(value - published) for value in values))
 
 
@@ -233,18 +236,20 @@ RULES: dict[str, Callable[[Pairing], Outcome]] = {
         learns_at_larger_rate,
     )
 }  # fmt: skip
-PROPERTY = "property"  # of an analysis that has draws or models in place of pairs: every one of them has it
+PROPERTY = (
+    "property"  # the rule for analyses, which have draws or models instead of pairs: it must hold for all of them
+)
 
 
 def rule_of(test: dict[str, Any], where: str) -> Callable[[Pairing], Outcome]:
-    """The rule of a test. Raises BnrnnError, naming the claim, for one that does not exist."""
+    """The rule of a test. Raises BnrnnError, with the name of the claim, for an unknown rule."""
     if test["rule"] not in RULES:
         raise BnrnnError(f"{where}: rule {test['rule']!r} is unknown: use {', '.join([*RULES, PROPERTY])}")
     return RULES[test["rule"]]
 
 
 def combined(outcomes: list[str]) -> str:
-    """The verdict of tests that all have to hold; those that were not run are not shown."""
+    """The verdict of a claim all of whose tests must hold. Tests that were not run count as not shown."""
     kinds = set(outcomes)
     if kinds <= {NOT_SHOWN}:
         return NOT_SHOWN
@@ -256,5 +261,5 @@ def combined(outcomes: list[str]) -> str:
 
 
 def in_part(verdict: str) -> str:
-    """What a verdict on lesser evidence than the paper's data and length says of the claim."""
+    """The verdict on a claim if the evidence is not on the paper's data and length: at most in part."""
     return {HOLDS: IN_PART, CONTRADICTED: CONTRADICTED_IN_PART}.get(verdict, verdict)

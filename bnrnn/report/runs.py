@@ -1,4 +1,4 @@
-"""What was measured: the finished runs of an experiment, read from results/."""
+"""Reads the finished runs of an experiment from results/."""
 
 import math
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from bnrnn.training.search import apply_trial
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its result, its records, and whether its recipe has changed since."""
+    """A finished run: its result, its records, and whether its recipe has changed since it was trained (`stale`)."""
 
     folder: Path
     overrides: dict[str, str]
@@ -44,8 +44,8 @@ class Run:
 
     @property
     def engine(self) -> str:
-        """What its seconds depend on, as far as it is recorded: engine of the recurrence, hardware, precision if it is
-        not float32, and threads if several. Results from before there was a choice name no engine."""
+        """The engine and the hardware, on which times depend, with the precision if it is not float32 and the number
+        of threads if there are several. Old results do not name an engine: they used the reference."""
         environment = self.result.environment
         num_threads = environment.get("num_threads", 1)
         name = f"{environment.get('backend', 'reference')} on {environment.get('hardware', environment['device'])}"
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def drawn(self) -> dict[str, Any]:
-        """What a trial of a random search drew, by key."""
+        """The values that a trial of a random search drew, by key."""
         search = self.result.config.get("search", {})
         return {key: self._configured(key) for key in search.get("draws", {})}
 
@@ -66,23 +66,23 @@ class Run:
         return value
 
     def in_grid(self, key: str) -> bool:
-        """Whether it is a cell of the experiment, of any seed and length, with no override beyond."""
+        """Whether the run is a cell of the experiment's grid, of any seed and length, without other overrides."""
         grid, own = sweep(key), {k: v for k, v in self.overrides.items() if k != "seed" and not k.startswith("budget.")}
         return all(v in grid.get(k, []) for k, v in own.items())
 
     @property
     def full_length(self) -> bool:
-        """Whether it has the paper's length."""
+        """Whether the run has the paper's length."""
         return self.budget == "paper" and not any(k.startswith("budget.") for k in self.overrides)
 
     @property
     def metric(self) -> str:
-        """The name of the metric that people read of it."""
+        """The name of the main metric of the run."""
         return next((name for name in READ if f"valid/{name}" in self.result.metrics), READ[-1])
 
     def series(self, metric: str) -> dict[int, float]:
-        """The metric by update. What is recorded every few updates in training is averaged over the time between
-        evaluations, as a paper's curve per epoch is; `train/ppl` and `train/bpc` are those of the average loss."""
+        """The metric by update. Training metrics, which are recorded every few updates, are averaged between
+        evaluations, like a paper's curve per epoch. `train/ppl` and `train/bpc` are computed from the average loss."""
         split, name = metric.split("/") if "/" in metric else ("", metric)
         if split != "train":
             return {int(r["update"]): r[metric] for r in self.records if r.get(metric) is not None}
@@ -91,7 +91,7 @@ class Run:
         for record in self.records:
             update = int(record["update"])
             if recorded in record and record[recorded] is None:
-                break  # not a number: the run has diverged
+                break  # null stands for a value that is not finite: the run has diverged
             if recorded in record:
                 total, seen = total + record[recorded] * (update - seen), update
             elif seen > counted:
@@ -101,8 +101,8 @@ class Run:
         return series
 
     def measured(self, metric: str) -> float:
-        """One number: `train/...` of the best epoch; else of the selected model, with population statistics if both
-        kinds were measured, unless `valid/..._batch_statistics` asks for those of the batch."""
+        """One number for a metric. `train/...` is the one of the best epoch. Others are those of the selected model,
+        with population statistics if these were measured; `valid/..._batch_statistics` selects batch statistics."""
         if metric.startswith("valid/") and metric.endswith("_batch_statistics"):
             return self.result.metrics[metric.removesuffix("_batch_statistics")]
         if metric.startswith("train/"):
@@ -110,9 +110,9 @@ class Run:
         return self.result.metrics.get(f"{metric}_population_statistics", self.result.metrics[metric])
 
     def best_until(self, metric: str, updates: int | None) -> float:
-        """The best value of a curve up to this update; what was `measured` without one, or where there is no curve.
+        """The best value of a curve up to this update. Without `updates`, or without a curve, the `measured` value.
 
-        Raises BnrnnError where the result has no such number.
+        Raises BnrnnError if the result has no such number.
         """
         curve = metric.removesuffix("_batch_statistics") if metric.startswith("valid/") else metric
         series = {u: v for u, v in self.series(curve).items() if u <= updates} if updates is not None else {}
@@ -121,7 +121,7 @@ class Run:
         try:
             return self.measured(metric)
         except (KeyError, ValueError):
-            raise BnrnnError(f"{self.folder / FILE} has no {metric}: its run was made before it was recorded") from None
+            raise BnrnnError(f"{self.folder / FILE} has no {metric}: train again, the run did not record it") from None
 
     def peak(self, metric: str, updates: int | None = None) -> float:
         """The largest recorded value up to this update."""
@@ -134,32 +134,32 @@ class Run:
         return min(r[metric] for r in self.records if r.get(metric) is not None)
 
     def reached(self, metric: str, level: float) -> tuple[float, float] | None:
-        """Update and seconds of the first evaluation at this level or better: more of an accuracy, less of all else."""
+        """Update and seconds of the first evaluation that reaches this level or a better one; None if none does."""
         better = sign(metric)
         update = next((u for u, value in self.series(metric).items() if better * value >= better * level), None)
         return None if update is None else (float(update), self.series("seconds")[update])
 
     def steady(self, metric: str, share: float) -> tuple[float, float] | None:
-        """Update and seconds of the first evaluation of a loss within this share of the lowest that the run had."""
-        values = self.series(metric).values()  # none of a run that diverged before its first evaluation
+        """Update and seconds of the first evaluation at which a loss is within this share of its lowest value."""
+        values = self.series(metric).values()  # empty if the run diverged before its first evaluation
         return self.reached(metric, (1 + share) * min(values)) if values else None
 
 
 def run_files(key: str, results_dir: Path) -> list[Path]:
-    """The results of an experiment's finished runs; an override such as model=captioner/lstm makes a folder deeper."""
+    """The result files of an experiment. An override such as model=captioner/lstm makes a folder one level deeper."""
     return sorted((results_dir / key).glob(f"*/**/{FILE}"))
 
 
 @cache
 def _recipe(*overrides: str) -> DictConfig:
-    """A configuration that is composed once: it takes a good part of a second."""
+    """A cached configuration: composing takes a good part of a second."""
     return compose_config(*overrides)
 
 
 def is_stale(key: str, budget: str, result: Result) -> bool:
-    """Whether the experiment's recipe with the overrides of a result is no longer what the result was made with.
+    """Whether the recipe of an experiment has changed since this result was made.
 
-    So is one whose overrides the recipe no longer knows, because an option was renamed or removed.
+    A result is also stale if the recipe no longer has one of its overrides, because an option was renamed or removed.
     """
     overrides = {k: v for k, v in result.overrides.items() if k != "seed"}
     choices = [k if k.startswith("~") and not v else f"{k}={v}" for k, v in overrides.items()]
@@ -192,7 +192,7 @@ def load_runs(key: str, results_dir: Path) -> list[Run]:
 
 
 def group(runs: Iterable[Run]) -> dict[tuple[str, tuple[tuple[str, str], ...]], list[Run]]:
-    """Runs that differ by their seed alone, by budget and other overrides."""
+    """Group runs that differ only in their seed, by budget and other overrides."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         cell = tuple((k, v) for k, v in run.overrides.items() if k != "seed")
@@ -201,7 +201,7 @@ def group(runs: Iterable[Run]) -> dict[tuple[str, tuple[tuple[str, str], ...]], 
 
 
 def longest(runs: Iterable[Run]) -> list[Run]:
-    """Of runs that differ by their budget alone, the longest: the others' curves are the beginning of its own."""
+    """Keep the longest of the runs that differ only in their budget: the curves of the others are its beginning."""
     kept: dict[tuple[tuple[str, str], ...], Run] = {}
     for run in runs:
         cell = tuple(run.overrides.items())
@@ -219,12 +219,12 @@ def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
         if not (folder / name).exists():
             raise BnrnnError(
                 f"{folder / name} is missing: expected the folder of a finished run with its model. Models are not "
-                "part of the repository: remove the folder and train it again, or give another run"
+                "part of the repository: remove the folder and train the run again, or use another run"
             )
     saved = load(folder / MODEL)
     assert saved is not None
     recipe = OmegaConf.create({**Result.read(folder / FILE).config, "data_dir": data_dir})
-    is_read = "data_dir" in signature(get_class(recipe.data._target_)).parameters  # from files
+    is_read = "data_dir" in signature(get_class(recipe.data._target_)).parameters  # whether the data is read from files
     data = instantiate(recipe.data, **({"data_dir": data_dir} if is_read else {}))
     model = instantiate(recipe.model, **model_sizes(data))
     model.load_state_dict(saved["model"])
@@ -232,10 +232,7 @@ def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
 
 
 def trained_runs(key: str, results_dir: Path) -> list[Run]:
-    """The longest finished runs of an experiment whose models are at hand, for analyses.
-
-    Raises BnrnnError if there is none.
-    """
+    """The longest finished runs of an experiment that have their models. Raises BnrnnError if there is none."""
     runs = [run for run in load_runs(key, results_dir) if not run.stale and run.in_grid(key)]
     runs = [run for run in runs if (run.folder / MODEL).exists()]
     if not runs:

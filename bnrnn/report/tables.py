@@ -1,4 +1,4 @@
-"""From results to markdown: published against ours, short runs against the paper's curve, and summaries of sweeps."""
+"""Renders result pages: our numbers beside the published ones, short runs beside the paper's curve, and summaries."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ from bnrnn.report.markdown import NONE, markdown, spread
 from bnrnn.report.rules import CONTRADICTED, HOLDS, LEAST_PAIRS, within
 from bnrnn.report.runs import Run, group, load_runs, longest
 
-COLUMNS = [  # of a summary: title, and metric with {m} for what people read of the run
+COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the main metric of the run
     ("valid, batch", "valid/{m}"),
     ("valid, population", "valid/{m}_population_statistics"),
     ("valid, shared over time", "valid/{m}_shared_statistics"),
@@ -25,15 +25,16 @@ COLUMNS = [  # of a summary: title, and metric with {m} for what people read of 
     ("test as one sequence", "test/{m}_one_sequence"),
     ("test in segments of 1,000", "test/{m}_segments_1000"),
 ]
-REACH = """The first evaluation at this level or better: mean ± standard deviation of the runs that had one, n of
-how many. There is an evaluation every {every} updates; updates and seconds are rounded up to the next one. Seconds are
-wall-clock time in training updates, evaluation excluded, on machines that had other work at the same time: compare them
-within a line only, and roughly. A level that no run of an engine has reached has no line.
+REACH = """Updates and seconds until the first evaluation that reaches the level or a better one: mean ± standard
+deviation over the runs that reached it, and their number n of all runs. Runs are evaluated every {every} updates, so
+updates and seconds are rounded up to the next evaluation. Seconds are wall-clock time of training updates, without
+evaluations. The machines also had other work, so compare seconds only within a row, and only roughly. Levels that no
+run of an engine has reached are left out.
 """
 
 
 def render(key: str, results_dir: Path) -> str:
-    """The page of a table or figure: its sections, its pictures, and every run behind them."""
+    """The page of a table or figure: its sections, its figures, and all its runs."""
     claim, runs = load_claim(key), load_runs(key, results_dir)
     notes = f"experiments/{key.split('/')[0]}/notes.md"
     parts = [f"# {claim['title']}\n", f"Recipe: `conf/experiment/{key}.yaml`. Deviations: `{notes}`.\n"]
@@ -52,7 +53,7 @@ def render(key: str, results_dir: Path) -> str:
 
 
 def sections(key: str, claim: dict[str, Any], runs: list[Run], collapse: bool = False) -> dict[str, str]:
-    """Title and table of each comparison with the paper; `collapse` as in `render_published`."""
+    """The title and the table of each comparison with the paper; `collapse` as in `render_published`."""
     tables = {}
     for part in claim.get("published", []):
         title = f"{claim['title']}, {part['what']}: published and ours at the paper's length"
@@ -69,7 +70,7 @@ def sections(key: str, claim: dict[str, Any], runs: list[Run], collapse: bool = 
 
 
 def render_search(claim: dict[str, Any], runs: list[Run]) -> str:
-    """For each model the best setting that the paper found, and ours of how many trials."""
+    """For each model, the best setting that the paper found, and ours with the number of trials."""
     search, rows = claim["search"], []
     for model, published in search["published"].items():
         trials = [run for run in runs if run.overrides.get(claim["rows"]) == model and not run.stale]
@@ -89,12 +90,12 @@ def render_search(claim: dict[str, Any], runs: list[Run]) -> str:
 def render_published(
     key: str, claim: dict[str, Any], part: dict[str, Any], runs: list[Run], collapse: bool = False
 ) -> str:
-    """Published, ours, difference and verdict of every cell; only runs of the paper's own length count.
+    """Published and our numbers, difference and verdict of every cell. Only runs of the paper's length count.
 
-    Ours is what `measured` says of the selected model, or with `best: min` the lowest value of the curve.
+    Our number is the `measured` one of the selected model or, with `best: min`, the lowest recorded value.
 
     Args:
-        collapse: whether one line below the table takes the place of the rows that have no run.
+        collapse: whether one line below the table replaces the rows without runs.
     """
     planned = len(sweep(key)["seed"])
     rows, without = [], []
@@ -113,13 +114,13 @@ def render_published(
 
 
 def render_cited(claim: dict[str, Any]) -> str:
-    """Numbers that the paper prints and no recipe of ours produces: models of other papers, points in the text."""
+    """Numbers that the paper prints and that none of our recipes produces, such as those of models of other papers."""
     rows = [[c["model"], f"`{col}`", c["what"], f"{v:,}"] for c in claim["cited"] for col, v in c["values"].items()]
     return markdown([claim["rows"], claim["cols"], "quantity", "quoted"], rows)
 
 
 def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
-    """What the longest runs of every cell measured, where the paper has no number for it."""
+    """The results of the longest runs of every cell, for quantities without a published number."""
     rows, parts, planned = [], claim["measured"], len(sweep(key)["seed"])
     kept = longest(run for run in runs if not run.stale)
     for row, col in product(sweep(key)[claim["rows"]], sweep(key)[claim["cols"]]):
@@ -134,13 +135,13 @@ def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
 
 
 def _shown(run: Run, part: dict[str, Any]) -> float:
-    """The number of a run in a table: with `best`, the largest or smallest that was recorded; else as `measured`."""
+    """The number of a run in a table: with `best`, the largest or smallest recorded value, else the `measured` one."""
     extreme = {"max": run.peak, "min": run.lowest, None: run.measured}[part.get("best")]
     return part.get("scale", 1) * extreme(part["metric"])
 
 
 def _at(key: str, run: Run, claim: dict[str, Any], row: str, col: str) -> bool:
-    """Whether a run is one of this cell's, with nothing else changed."""
+    """Whether a run belongs to this cell and has no other overrides."""
     return run.in_grid(key) and run.overrides.get(claim["rows"]) == row and run.overrides.get(claim["cols"]) == col
 
 
@@ -164,7 +165,7 @@ def _verdict(cell: list[Run], part: dict[str, Any], published: float, planned: i
 
 
 def render_curve(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
-    """Paper and ours at every update where both have a point."""
+    """The paper's and our values at every update where both have a point."""
     rows = []
     for row, cols in curve["points"].items():
         for col, points in cols.items():
@@ -182,7 +183,7 @@ def render_curve(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: l
 
 
 def render_reach(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
-    """Updates and seconds to each level, models side by side, a line an engine, since engines differ in speed."""
+    """Updates and seconds to each level, with one column per model and one row per engine: engines differ in speed."""
     metric, models, runs = curve["metric"], sweep(key)[claim["rows"]], [run for run in runs if not run.stale]
     rows = []
     for col, levels in curve["reach"].items():
@@ -214,7 +215,7 @@ def _spread_reached(values: list[float], cell: list[Run]) -> str:
 
 
 def render_summary(runs: list[Run]) -> str:
-    """What finished runs reached, a line for runs that differ by seed alone: nothing a paper has to agree with."""
+    """The results of all finished runs, with one row for runs that differ only in their seed."""
     if not runs:
         return "No run has finished yet.\n"
     columns = [c for c in COLUMNS if any(c[1].format(m=run.metric) in run.result.metrics for run in runs)]
@@ -234,16 +235,16 @@ def render_summary(runs: list[Run]) -> str:
                 ", ".join(notes),
             ]
         )
-    measured = {run.metric for run in runs if run.result.metrics}  # of a run that diverged, nothing was
+    measured = {run.metric for run in runs if run.result.metrics}  # a diverged run has no metrics
     units = ", ".join(in_words(m) for m in METRICS.values() if m.name in measured) or "nothing"
     header = ["run", "budget", "updates", *(title for title, _ in columns), "s / update", "engine", ""]
     data = "".join(f"\nData: {text}.\n" for text in sorted({run.result.data for run in runs} - {""}))
-    statistics = "batch and population name the statistics that batch normalization used"
+    statistics = "batch and population are the statistics that batch normalization used"
     return f"Measured: {units}; {statistics}.\n{data}\n{markdown(header, rows)}"
 
 
 def render_scores(runs: list[Run]) -> str:
-    """What captions of the test images scored, greedy and by beam search."""
+    """The scores of captions of the test images, from greedy and from beam search."""
     rows = []
     for (budget, cell), members in group(runs).items():
         finished = [run.result.metrics for run in members if run.result.status == "finished"]
@@ -252,12 +253,12 @@ def render_scores(runs: list[Run]) -> str:
             values = [[m[key] for m in finished if (key := f"test/{name}{suffix}") in m] for name in SCORES]
             rows.append([run, budget, how, *(spread(of_score, 3) for of_score in values)])
     has_meteor = any("test/meteor" in run.result.metrics for run in runs)
-    note = "" if has_meteor else "METEOR needs Java, which was not there.\n\n"
+    note = "" if has_meteor else "METEOR was not computed, because Java was not installed.\n\n"
     return note + markdown(["run", "budget", "captions", *(METRICS[name].title for name in SCORES)], rows)
 
 
 def _summarize(finished: list[Run], name: str) -> str:
-    """Mean and spread of a metric, whose name has {m} in place of what people read of a run."""
+    """Mean and standard deviation of a metric; {m} in its name stands for the main metric of a run."""
     if not finished:
         return NONE
     metric = METRICS[finished[0].metric]
@@ -272,7 +273,7 @@ def publish(
     render: Callable[[dict[str, Any]], str],
     draw: Callable[[dict[str, Any], Path], None],
 ) -> None:
-    """Store what an analysis measured, with its page and its picture, and print the page."""
+    """Store the result of an analysis with its page and its figure, and print the page."""
     write_json(out_dir / f"{key}.json", result)
     (out_dir / f"{key}.md").write_text(render(result))
     draw(result, out_dir / f"{key}.png")

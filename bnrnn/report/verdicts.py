@@ -1,4 +1,4 @@
-"""Judges the claims in `experiments/<paper>/claims.yaml` by the runs: every test, and what follows for its claim."""
+"""Judges the claims in `experiments/<paper>/claims.yaml`: runs their tests and combines these into verdicts."""
 
 import json
 import math
@@ -19,19 +19,19 @@ from bnrnn.report.runs import Run, load_runs
 
 Load = Callable[[str], list[Run]]  # the finished runs of an experiment
 
-SCOPES = ("paper", "shorter", "other data")  # of the evidence, the strongest first
-OWN = ("metric", "experiment")  # keys of a side that are no overrides
+SCOPES = ("paper", "shorter", "other data")  # kinds of evidence, the strongest first
+OWN = ("metric", "experiment")  # keys of a side that are not overrides
 
 
 @dataclass(frozen=True)
 class JudgedTest:
-    """A test of a claim with what came out; without an outcome it has not been run."""
+    """A test of a claim with its outcome, which is None if the test has not been run."""
 
     claim: str
     paper: str
     test: dict[str, Any]
     outcome: Outcome | None
-    commits: tuple[str, ...] = ()  # with which the runs were begun
+    commits: tuple[str, ...] = ()  # the commits with which the runs were started
 
     @property
     def key(self) -> str:
@@ -54,10 +54,11 @@ class Claim:
 
     @property
     def counted(self) -> list[JudgedTest]:
-        """The tests that the verdict rests on: of the strongest evidence that shows something, or else that was run.
+        """The tests that decide the verdict: those with the strongest evidence that shows something.
 
-        The paper's data and length come first, then shorter runs on its data, the longest first, then other data. A
-        test that a better rule replaced does not count.
+        If no test shows anything, these are the tests with the strongest evidence that were run. The strongest evidence
+        is on the paper's data and length, then come shorter runs on its data, the longest first, then other data. A
+        test that was replaced by one with a better rule does not count.
         """
         groups: dict[tuple[int, int], list[JudgedTest]] = {}
         for tested in self.tested:
@@ -71,12 +72,12 @@ class Claim:
 
     @property
     def scope(self) -> str | None:
-        """Of the evidence; None where no test has been run."""
+        """The scope of the evidence; None if no test has been run."""
         return self.counted[0].test["scope"] if self.counted else None
 
     @property
     def verdict(self) -> str:
-        """That of the tests that count; lesser evidence than the paper's data and length judges a claim in part."""
+        """The verdict of the tests that count; at most in part if they are not on the paper's data and length."""
         verdict = _together(self.counted)
         return verdict if self.scope == "paper" else rules.in_part(verdict)
 
@@ -86,7 +87,7 @@ def _together(tests: list[JudgedTest]) -> str:
 
 
 def load_claims(results_dir: Path, root: Path = ROOT) -> list[Claim]:
-    """Every claim of the papers, judged by the runs in `results_dir`."""
+    """All claims of the papers, judged by the runs in `results_dir`. Raises BnrnnError for an invalid test."""
     load = cache(lambda key: load_runs(key, results_dir))
     claims = []
     for path in sorted((root / "experiments").glob("*/claims.yaml")):
@@ -98,7 +99,7 @@ def load_claims(results_dir: Path, root: Path = ROOT) -> list[Claim]:
 
 
 def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: Load, where: str) -> JudgedTest:
-    """Run one test. Raises BnrnnError, naming the claim, for an entry that cannot be understood."""
+    """Run one test. Raises BnrnnError, with the name of the claim, for an unknown scope or rule."""
     if test.get("scope") not in SCOPES:
         raise BnrnnError(f"{where}: scope is {test.get('scope')!r}: use {', '.join(SCOPES)}")
     if test["rule"] == PROPERTY:
@@ -111,7 +112,7 @@ def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: 
         return JudgedTest(name, paper, test, None)
     pairing = Pairing(test, {s: [chosen[s] for chosen in choices] for s in seeds}, [metrics_of(test, s) for s in sides])
     outcome = rule(pairing)
-    if not outcome.effects:  # every run diverged, which leaves nothing to compare
+    if not outcome.effects:  # all runs diverged, so there is nothing to compare
         return JudgedTest(name, paper, test, None)
     outcome = Outcome(outcome.effects, outcome.threshold, outcome.unanimous, tuple(sorted(pairing.marks)))
     runs = [run for chosen in choices for s in seeds for run in chosen[s]]
@@ -119,7 +120,7 @@ def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: 
 
 
 def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Path) -> JudgedTest:
-    """A test of an analysis: its module has the property as a function that says of every draw whether it has it."""
+    """Run a test of an analysis. The property is a function of its module that decides for every draw if it holds."""
     key = f"{paper}/{test['analysis']}"
     path, module = results_dir / f"{key}.json", load_analysis(key)
     if module is None or not path.exists():
@@ -134,7 +135,7 @@ def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Pa
 
 
 def sides_of(test: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a test compares: an order, several sides, or one side with another."""
+    """The sides that a test compares: an order, several sides, or one side with another."""
     return test.get("order") or test.get("sides") or [test["of"], test["than"]]
 
 
@@ -145,7 +146,7 @@ def metrics_of(test: dict[str, Any], side: dict[str, Any]) -> list[str]:
 
 
 def _choose(paper: str, test: dict[str, Any], side: dict[str, Any], load: Load) -> dict[str, list[Run]]:
-    """The runs of a side by seed: one each, or one for every value of the key that the rule looks at."""
+    """The runs of a side, by seed: one run, or one for every value of the key that the rule compares."""
     key = f"{paper}/{side.get('experiment', test['experiment'])}"
     wanted = {**test.get("where", {}), **{k: v for k, v in side.items() if k not in OWN}}
     free, metrics = test.get("best_of") or test.get("key"), metrics_of(test, side)
@@ -169,7 +170,7 @@ def _validation_loss(run: Run) -> float:
 
 
 def _is_chosen(run: Run, key: str, wanted: dict[str, Any], free: str | None) -> bool:
-    """Whether a run has these overrides, and beside them only what the recipe's grid leaves no choice about."""
+    """Whether a run has the wanted overrides, and its others are the only values in the recipe's grid."""
     own = {k: v for k, v in run.overrides.items() if k != "seed" and not k.startswith("budget.")}
     if any(name not in own or not _same(own[name], value) for name, value in wanted.items()):
         return False
@@ -185,7 +186,7 @@ def _same(text: str, value: Any) -> bool:
 
 
 def _is_long_enough(run: Run, test: dict[str, Any], metrics: list[str]) -> bool:
-    """Whether a run has the length that the test asks for: of a longer one only curves can be cut."""
+    """Whether a run has the length that the test needs. Curves of longer runs can be cut; their test results cannot."""
     if run.result.status == "diverged":
         return True
     updates = test.get("updates")

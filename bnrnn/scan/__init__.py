@@ -1,4 +1,4 @@
-"""The recurrences, each as one function over a whole sequence; several engines run it (see backends.py)."""
+"""The recurrences. Each is one function over a whole sequence, which several engines implement (see backends.py)."""
 
 from bnrnn.scan.backends import BACKENDS, ENGINES, backend, set_backend
 from bnrnn.scan.lstm import lstm_scan

@@ -1,4 +1,4 @@
-"""Checks of a scan's arguments. Compiled engines read memory by address, so what does not fit must not get there."""
+"""Checks of a scan's arguments. Compiled engines read memory by address: wrong shapes or dtypes must not reach them."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -11,28 +11,38 @@ from bnrnn.errors import BnrnnError
 
 
 def check_tensors(x: Tensor, shapes: dict[str, tuple[int, ...]], values: dict[str, Any], of: str = "x_proj") -> None:
-    """Raise BnrnnError for a tensor that has not the expected shape, or not the dtype and the device of x."""
+    """Raise BnrnnError for a tensor that has another shape than expected, or another dtype or device than x.
+
+    Args:
+        shapes: the expected shape by name.
+        values: the arguments by name; those that are not tensors are ignored.
+        of: the name of x in the message.
+    """
     for name, value in values.items():
         if isinstance(value, Tensor):
             expected, found = (shapes[name], x.dtype, x.device), (tuple(value.shape), value.dtype, value.device)
             if found != expected:
-                raise BnrnnError(f"{name} does not fit {of}: expected {expected}, got {found}")
+                raise BnrnnError(f"{name} does not match {of}: expected {expected}, got {found}")
 
 
 def check_sizes(batch_sizes: list[int] | None, T: int, B: int) -> None:
-    """Raise BnrnnError where batch_sizes are not T numbers from B down to 1."""
+    """Raise BnrnnError unless batch_sizes are T numbers from B to 1 that never increase."""
     if batch_sizes is not None:
         downwards = [B, *batch_sizes, 1]
         if len(batch_sizes) != T or sorted(downwards, reverse=True) != downwards:
             raise BnrnnError(
-                f"batch_sizes must be {T} numbers between {B} and 1 that never increase, one a step: got {batch_sizes}"
+                f"batch_sizes must be {T} numbers between {B} and 1, one per step, never increasing: got {batch_sizes}"
             )
 
 
 def statistics_by_name(population: Any, terms: tuple[str, ...], given: dict[str, Any]) -> dict[str, Tensor | None]:
-    """Population statistics, a named tuple or None, by name.
+    """The population statistics, a named tuple or None, as a dictionary.
 
-    Raises BnrnnError where those of a normalized term are missing.
+    Args:
+        terms: the terms that may be normalized, such as "hh".
+        given: the arguments of the scan; a term is normalized if its gamma is given.
+
+    Raises BnrnnError if the statistics of a normalized term are missing.
     """
     if population is None:
         return {}
@@ -40,12 +50,12 @@ def statistics_by_name(population: Any, terms: tuple[str, ...], given: dict[str,
     for name in (f"{kind}_{term}" for term in terms for kind in ("mean", "var")):
         gamma = f"gamma_{name.partition('_')[2]}"
         if given.get(gamma) is not None and found[name] is None:
-            raise BnrnnError(f"population has no {name}, which {gamma} needs")
+            raise BnrnnError(f"population.{name} is None, expected a tensor because {gamma} is given")
     return found
 
 
 def raised(value: Any) -> Any:
-    """A tensor in float32; anything else as it is."""
+    """Convert a tensor to float32; return any other value unchanged."""
     return value.to(torch.float32) if isinstance(value, Tensor) else value
 
 

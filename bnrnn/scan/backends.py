@@ -1,8 +1,12 @@
 """Which engine runs a recurrence.
 
-`reference` is the readable loop in autograd and `fused` one autograd function with a backward derived by hand, both for
-any device and dtype; `cpu` is `fused` with its steps compiled, for float32 on the CPU, and `triton` the same for GPUs.
-Up to rounding, all give the same numbers. `auto` takes `cpu` or `triton` where they can run and `reference` elsewhere.
+- `reference` is a readable loop that autograd differentiates, for any device and dtype.
+- `fused` is one autograd function with a backward pass derived by hand, for any device and dtype.
+- `cpu` is `fused` with compiled time steps, for float32 on the CPU.
+- `triton` is the same for GPUs.
+
+All engines give the same numbers, except for rounding. `auto` selects `cpu` or `triton` if they can run, otherwise
+`reference`.
 """
 
 import logging
@@ -28,7 +32,10 @@ _chosen = "auto"
 
 
 def set_backend(name: str) -> None:
-    """Choose the engine for every scan of this process. Raises BnrnnError for a name that is unknown or cannot run."""
+    """Select the engine for all scans of this process.
+
+    Raises BnrnnError for an unknown name, and for an engine that cannot run on this machine.
+    """
     global _chosen
     if name not in BACKENDS:
         raise BnrnnError(f"backend={name} is unknown: use {', '.join(BACKENDS)}")
@@ -40,7 +47,10 @@ def set_backend(name: str) -> None:
 
 
 def backend(device: torch.device, dtype: torch.dtype) -> str:
-    """The engine of scans on this device with products of this dtype. Raises BnrnnError if the chosen one cannot."""
+    """The engine that runs scans on this device with products of this dtype.
+
+    Raises BnrnnError if the engine selected with `set_backend` does not support them.
+    """
     if transformed():
         if _chosen not in ("auto", "reference"):
             raise BnrnnError(f"backend={_chosen} cannot run within torch.func: use auto or reference")
@@ -49,10 +59,12 @@ def backend(device: torch.device, dtype: torch.dtype) -> str:
     if _chosen == "auto" and fits:
         return "cpu" if _has(library) else "reference"
     if _chosen == "cpu" and not fits:
-        raise BnrnnError(f"backend=cpu is for float32 on the CPU, not for {dtype} on {device}: use auto or reference")
+        raise BnrnnError(f"backend=cpu supports float32 on the CPU, not {dtype} on {device}: use auto or reference")
     on_triton = dtype != torch.float64 and (device.type == "cuda" or _interpreted())
     if _chosen == "triton" and not on_triton:
-        raise BnrnnError(f"backend=triton runs float32 or shorter types on a GPU, not {dtype} on {device}: use auto")
+        raise BnrnnError(
+            f"backend=triton supports float32, bfloat16 and float16 on a GPU, not {dtype} on {device}: use auto"
+        )
     if _chosen != "auto":
         return _chosen
     return "triton" if device.type == "cuda" and on_triton and _has(triton_engine) else "reference"
@@ -69,20 +81,23 @@ def recorded(device: torch.device) -> str:
 
 
 def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype | None:
-    """The lower precision that products of such tensors are asked to have: autocast's, or their own; None for none."""
+    """The lower precision of matrix products: autocast's if it is on, else that of bfloat16 or float16 tensors.
+
+    None means that products have the full precision of their factors.
+    """
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
 def _interpreted() -> bool:
-    """Whether Triton's kernels run in Python here, for tests without a GPU."""
+    """Whether Triton's interpreter is on, which runs the kernels in Python, for tests without a GPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
 def triton_engine(recurrence: str = "lstm") -> ModuleType:
-    """The Triton engine, imported when first needed: it is optional, and slow to import."""
+    """Import the Triton engine, which is optional and slow to import. Raises BnrnnError if Triton is missing."""
     try:
         return import_module(f"bnrnn.scan.{recurrence}.triton")
     except ImportError as error:
@@ -91,7 +106,7 @@ def triton_engine(recurrence: str = "lstm") -> ModuleType:
 
 @cache
 def _has(kernel: Callable[[], Any]) -> bool:
-    """Whether a kernel can be had here; says why if not, once."""
+    """Whether a kernel is available on this machine. If not, log the reason once."""
     try:
         kernel()
     except BnrnnError as error:

@@ -15,8 +15,8 @@ from torch import Tensor
 class Recurrence(NamedTuple):
     """What the operator has to know of a recurrence."""
 
-    # From tensors by name and options to Steps, with buffers for a backward pass if `keep`; with `overwrite` x_proj need
-    # not be copied, because its values are not needed.
+    # Makes Steps from tensors by name and options: with buffers for the backward pass if `keep`, and without a copy of
+    # x_proj if `overwrite`.
     prepare: Callable[..., Any]
     shapes: Callable[..., list[tuple[int, ...]]]  # of what the operator returns
     statistics: type  # named tuple of those of the batch or of the population

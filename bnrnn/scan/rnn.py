@@ -1,4 +1,4 @@
-"""The recurrence of the tanh RNN, with or without batch normalization of its summed pre-activation: the reference."""
+"""The reference for the recurrence of the tanh RNN, with optional batch normalization of its pre-activation."""
 
 import torch
 from jaxtyping import Float
@@ -16,10 +16,14 @@ def rnn_scan(
     eps: float = 1e-5,
     population: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Float[Tensor, "T B H"], Float[Tensor, "B H"], tuple[Tensor | None, Tensor | None]]:
-    """Run h_t = tanh(BN(W_hh h_{t-1} + x_proj_t; gamma, beta)) and return every h, the last one, and statistics.
+    """Run h_t = tanh(BN(W_hh h_{t-1} + x_proj_t; gamma, beta)), Cooijmans et al. 2016 (arXiv:1603.09025), section 4.
 
-    gamma None leaves the sum as it is; population None normalizes with the batch's statistics. The statistics returned
-    are (T, H) means and variances of the sum, None without gamma.
+    Args:
+        x_proj: the input product W_ih x.
+        gamma: None turns normalization off.
+        population: means and variances (T, H) to normalize with; None uses those of the batch.
+
+    Returns h of all steps, the last h, and the means and variances (T, H) that were used, which are None without gamma.
     """
     means, variances = population or ([None] * len(x_proj), [None] * len(x_proj))
     ys, seen = [], []

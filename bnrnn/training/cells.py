@@ -1,4 +1,4 @@
-"""The cells of a sweep: what each is, and where its run is."""
+"""The cells of a sweep: their configurations and the folders of their runs."""
 
 import itertools
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class Cell:
     """One cell of a sweep.
 
     Args:
-        choices: all of its overrides, from which its configuration is composed.
-        overrides: those of them that name its folder and stand in its result.
-        budget: the name of its budget.
-        folder: where its run is or will be.
-        done: updates made so far, where `cells` has looked.
-        state: finished, diverged, begun or to do, where `cells` has looked.
+        choices: all overrides, from which the configuration is composed.
+        overrides: the overrides that are part of the folder's name and of the result.
+        budget: the name of the budget.
+        folder: the folder of the run.
+        done: number of updates so far; set by `bnrnn.plan.cells`.
+        state: finished, diverged, begun or to do; set by `bnrnn.plan.cells`.
     """
 
     choices: list[str]
@@ -36,24 +36,24 @@ class Cell:
 
     @cached_property
     def cfg(self) -> DictConfig:
-        """Its configuration, composed when it is first needed: that takes a good part of a second."""
+        """The configuration. It is composed at the first access, which takes a good part of a second."""
         return apply_trial(compose_config(*self.choices))
 
     @property
     def title(self) -> str:
-        """What people call it: its experiment and its overrides."""
+        """The name for messages: the experiment and the overrides."""
         experiment = next(c.split("=", 1)[1] for c in self.choices if c.startswith("experiment="))
         return " ".join([experiment, *(f"{k}={v}" for k, v in self.overrides.items())])
 
 
 def expand(arguments: list[str]) -> list[Cell]:
-    """Every cell that these overrides of `python -m bnrnn.train` would run, in hydra's order.
+    """All cells that `python -m bnrnn.train` would run with these overrides, in hydra's order.
 
-    No configuration is composed, so that a long list of sweeps takes no time.
+    No configuration is composed here, so that expanding many sweeps is fast. Raises BnrnnError without an experiment.
     """
     key = next((a.split("=", 1)[1] for a in arguments if a.startswith("experiment=")), None)
     if key is None:
-        raise BnrnnError("a plan needs experiment=<paper>/<table>")
+        raise BnrnnError("experiment=<paper>/<table> is missing: add it, such as experiment=cooijmans2016/table1")
     grid = grid_of([f"{k}={','.join(values)}" for k, values in sweep(key).items()] + arguments)
     overrides = [o for o in OverridesParser.create().parse_overrides(arguments) if not o.is_hydra_override()]
 

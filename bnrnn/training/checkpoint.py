@@ -1,4 +1,4 @@
-"""Everything that a killed run needs to resume as if nothing had happened."""
+"""Checkpoints: saving and restoring everything that an interrupted run needs to resume with identical results."""
 
 import gzip
 import io
@@ -12,18 +12,18 @@ import torch
 from bnrnn.errors import BnrnnError
 from bnrnn.files import atomic_write
 
-CHECKPOINT = "checkpoint.pt"  # of a run that is not finished
-MODEL = "model.pt"  # of a finished run: the selected weights, with population statistics
+CHECKPOINT = "checkpoint.pt"  # the file of an unfinished run
+MODEL = "model.pt"  # the file of a finished run: the selected weights with population statistics
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write atomically, so that a kill leaves the previous checkpoint."""
+    """Write a checkpoint atomically: if the process is killed, the previous checkpoint remains."""
     with atomic_write(path) as file:
         torch.save(state, file)
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """The state, on the CPU, from the checkpoint or else from its packed copy; None if there is neither.
+    """Read a checkpoint to the CPU, or its compressed copy if only that exists. Returns None if neither exists.
 
     Raises BnrnnError for a file that cannot be read.
     """
@@ -33,17 +33,17 @@ def load(path: Path) -> dict[str, Any] | None:
     try:
         with gzip.open(found) if found.suffix == ".gz" else found.open("rb") as file:
             return torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file fails in as many ways as there are bytes
-        raise BnrnnError(f"{found} cannot be read ({error}): remove it to begin the run again") from error
+    except Exception as error:  # a damaged file can raise almost any exception
+        raise BnrnnError(f"{found} cannot be read ({error}): remove it to start the run again") from error
 
 
 def packed(path: Path) -> Path:
-    """Where the compressed copy of a checkpoint lies, which a repository can hold."""
+    """The path of a checkpoint's compressed copy, which may be committed to the repository."""
     return path.with_name(path.name + ".gz")
 
 
 def pack(path: Path, most: int) -> bool:
-    """Write the compressed copy of a checkpoint; False, and no copy, where it would have more than `most` bytes."""
+    """Write the compressed copy of a checkpoint. If it has more than `most` bytes, remove it and return False."""
     content = gzip.compress(path.read_bytes(), mtime=0)
     if len(content) > most:
         packed(path).unlink(missing_ok=True)
@@ -54,13 +54,13 @@ def pack(path: Path, most: int) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint with its packed copy."""
+    """Remove a checkpoint and its compressed copy."""
     path.unlink(missing_ok=True)
     packed(path).unlink(missing_ok=True)
 
 
 def random_state() -> dict[str, Any]:
-    """The state of every random generator, as tensors, numbers and lists."""
+    """The states of all random generators, as tensors, numbers and lists."""
     name, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
@@ -71,7 +71,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put every random generator back."""
+    """Restore the states of all random generators."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])

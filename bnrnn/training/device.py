@@ -1,4 +1,4 @@
-"""Where a run computes, and how: device and precision."""
+"""The device and the precision of a run."""
 
 import torch
 
@@ -6,20 +6,23 @@ from bnrnn.errors import BnrnnError
 
 
 def set_precision(name: str, device: torch.device) -> None:
-    """Precision of matrix products; everything else stays in float32. bfloat16 is for the loop's autocast."""
+    """Set the precision of float32 matrix products. For bfloat16, the training loop turns autocast on instead.
+
+    Raises BnrnnError for an unknown precision, and for tf32 without a GPU.
+    """
     if name not in ("float32", "tf32", "bfloat16"):
         raise BnrnnError(f"precision={name} is unknown: use float32, tf32 or bfloat16")
     if name == "tf32" and device.type != "cuda":
-        raise BnrnnError(f"precision=tf32 needs a GPU, and the device is {device}: use float32 or bfloat16")
+        raise BnrnnError(f"precision=tf32 needs a GPU, but the device is {device}: use float32 or bfloat16")
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a run: auto takes the GPU if there is one."""
+    """The device of a run; auto selects the GPU if there is one. Raises BnrnnError for a device that does not exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise BnrnnError(f"device={name} asks for a GPU and torch {torch.__version__} sees none: use device=cpu")
+        raise BnrnnError(f"device={name} needs a GPU, but torch {torch.__version__} finds none: use device=cpu")
     if name.split(":")[0] not in ("cpu", "cuda"):
         raise BnrnnError(f"device={name} is unknown: use auto, cpu or cuda")
     return torch.device(name)

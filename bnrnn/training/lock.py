@@ -1,4 +1,4 @@
-"""The lock of a run: one process trains it, and others can ask whether one does."""
+"""The lock of a run: only one process may train it, and other processes can check whether one does."""
 
 import fcntl
 import time
@@ -17,10 +17,10 @@ class Locked(BnrnnError):
 
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Keep a second process out of the same cell; a killed process leaves no lock behind.
+    """Hold the lock of a run. The system releases the lock of a killed process.
 
-    A process that only asks whether the lock is held (`is_being_trained`) has it for an instant, so one failure is not
-    enough.
+    `is_being_trained` also takes the lock for an instant, so several attempts are made. Raises Locked if another
+    process trains the run.
     """
     with (run_dir / LOCK).open("w") as file:
         for attempt in range(5):
@@ -35,7 +35,7 @@ def locked(run_dir: Path) -> Iterator[None]:
 
 
 def is_being_trained(run_dir: Path) -> bool:
-    """Whether a process holds the lock of the run. The question creates no file, and two that ask do not collide."""
+    """Whether a process holds the lock of the run. Creates no file; several processes can call it at the same time."""
     try:
         file = (run_dir / LOCK).open("rb")
     except FileNotFoundError:

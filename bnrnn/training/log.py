@@ -1,4 +1,4 @@
-"""Records and progress of a run: metrics.jsonl (the record), wandb (for people), one line or bar on the screen."""
+"""Records and progress of a run: metrics.jsonl, which programs read, and wandb, lines and progress bars for people."""
 
 import json
 import math
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 class CountCells(Callback):
-    """Hydra callback: tells every cell of a sweep how many there are, in BNRNN_CELLS."""
+    """Hydra callback: writes the number of cells of a sweep to the environment variable BNRNN_CELLS."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         sweeps = {str(k): f"{k}={v}" for k, v in (config.hydra.sweeper.get("params") or {}).items()}
@@ -30,19 +30,19 @@ class CountCells(Callback):
 
 
 def say(text: str, title: str = "") -> None:
-    """One line for people, above a progress bar if there is one."""
+    """Print one line, above the progress bar if there is one."""
     tqdm.write(f"{title} {text}".strip(), file=sys.stdout)
     sys.stdout.flush()
 
 
 class RunLog:
-    """Where a run writes what happens; use as a context manager.
+    """The log of a run, a context manager.
 
     Args:
-        run_dir: folder of metrics.jsonl and of wandb's files.
-        title: shown before every line, such as "cell 3 of 12".
-        num_records: records to keep; later ones are discarded; the resumed run rewrites them.
-        wandb_run: what wandb.init gave, or None.
+        run_dir: folder of metrics.jsonl.
+        title: printed before every line, such as "[cell 3 of 12]".
+        num_records: number of existing records to keep. Later ones are discarded; the resumed run rewrites them.
+        wandb_run: the return value of wandb.init, or None.
     """
 
     def __init__(self, run_dir: Path, title: str = "", num_records: int = 0, wandb_run: Any = None) -> None:
@@ -61,30 +61,30 @@ class RunLog:
             self.wandb_run.finish(exit_code=0 if error[0] is None else 1)
 
     def record(self, update: int, values: dict[str, float]) -> None:
-        """Append one record; wandb gets the same values at the same step."""
+        """Append one record to metrics.jsonl, and send the same values to wandb."""
         finite = {k: v if math.isfinite(v) else None for k, v in values.items()}  # JSON has no NaN
         self.file.write(json.dumps({"update": update, **finite}) + "\n")
-        self.file.flush()  # a killed process loses nothing that it has recorded
+        self.file.flush()  # records must survive if the process is killed
         if self.wandb_run is not None:
             self.wandb_run.log(values, step=update)
 
     def finish(self, status: str, metrics: dict[str, float]) -> None:
-        """Tell wandb what the run came to, for its table of runs."""
+        """Send the status and the final metrics to wandb, for its table of runs."""
         if self.wandb_run is not None:
             self.wandb_run.summary.update({"status": status, **metrics})
 
     def say(self, text: str) -> None:
-        """One line for people, with the title before it."""
+        """Print one line, with the title before it."""
         say(text, self.title)
 
     def bar(self, total: int, initial: int = 0, what: str = "updates") -> tqdm:
-        """A progress bar on a terminal; nothing elsewhere, or if the variable TQDM_DISABLE is set."""
-        hidden = True if os.environ.get("TQDM_DISABLE") else None  # None: unless it is a terminal
+        """A progress bar. It is hidden outside a terminal, and if the variable TQDM_DISABLE is set."""
+        hidden = True if os.environ.get("TQDM_DISABLE") else None  # None hides it outside a terminal
         return tqdm(total=total, initial=initial, desc=f"{self.title} {what}".strip(), disable=hidden, leave=False,
                     unit=f" {what if what == 'updates' else 'batches'}", dynamic_ncols=True)  # fmt: skip
 
     def track(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
-        """Pass items on, with a bar."""
+        """Yield the items, and show a progress bar."""
         with self.bar(total, what=what) as bar:
             for item in items:
                 yield item
@@ -92,10 +92,10 @@ class RunLog:
 
 
 def start_wandb(cfg: DictConfig, config: dict[str, Any], folder: Path, run_name: str, run_id: str) -> Any:
-    """A wandb run in `folder`, quiet and without looking around on the machine; None if it is disabled.
+    """Start a wandb run in `folder`, without output and without data about the machine. Returns None if disabled.
 
-    The runs of a sweep share a folder, so that wandb's own viewer shows their curves side by side.
-    A resumed run is a second piece with the same id: wandb joins the pieces when they are synced.
+    The runs of a sweep share a folder, so that wandb's own viewer shows their curves together. A resumed run continues
+    as a second part with the same id; wandb joins the parts when they are synced.
     """
     if cfg.wandb.mode == "disabled":
         return None
@@ -109,7 +109,7 @@ def start_wandb(cfg: DictConfig, config: dict[str, Any], folder: Path, run_name:
         disable_git=True,
         disable_code=True,
         x_save_requirements=False,
-        x_transaction_log_flush_interval=1,  # seconds; what a kill may lose
+        x_transaction_log_flush_interval=1,  # seconds; a killed process loses at most these records
     )
     return wandb.init(
         mode=cfg.wandb.mode,
@@ -125,7 +125,7 @@ def start_wandb(cfg: DictConfig, config: dict[str, Any], folder: Path, run_name:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file, [] if there is none. A last line cut off by a kill is left out."""
+    """The records of a metrics file, [] if there is none. An incomplete last line of a killed process is ignored."""
     if not path.exists():
         return []
     records = []

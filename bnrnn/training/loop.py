@@ -1,4 +1,4 @@
-"""The training loop of every paper: explicit, resumable at any update, and the same whether it was killed or not."""
+"""The training loop for all papers. A run can be interrupted after any update and resumes with identical results."""
 
 import math
 import time
@@ -22,7 +22,7 @@ from bnrnn.training.stop import Interrupted, Stop
 
 
 def outputs(model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits and targets of each batch, the state carried on where the batches say so."""
+    """Yield the logits and targets of each batch. A batch with `carried` starts from the last state of the previous."""
     state = None
     for batch in batches:
         logits, state = model(batch.inputs, state if batch.carried else None, batch.t_start)
@@ -30,26 +30,26 @@ def outputs(model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Tensor
 
 
 def has_diverged(loss: float, num_classes: int) -> bool:
-    """Whether a cross-entropy (nats) is not finite, or more than 100 times that of guessing among the classes."""
+    """Whether a cross-entropy (nats) is not finite or is more than 100 times that of guessing among the classes."""
     return not math.isfinite(loss) or loss > 100 * math.log(num_classes)
 
 
 @dataclass
 class TrainState:
-    """Where a run stands, beside its model, optimizer and random generators."""
+    """The progress of a run. A checkpoint also has the model, the optimizer and the random generators."""
 
     run_id: str
-    commits: list[str]  # of the code of each piece of the run
-    update: int = 0
+    commits: list[str]  # commits of the code that trained parts of the run
+    update: int = 0  # number of updates so far
     evaluated: int = 0  # update of the last evaluation
     num_records: int = 0  # in metrics.jsonl
-    seconds: float = 0.0  # spent in updates
+    seconds: float = 0.0  # time spent in updates
     window: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))  # sums since the last record
     largest_norm: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))  # since the last record
     loss: float = math.nan  # in the last record
-    carried: tuple[Tensor, ...] = ()  # where the sequences of the last update ended
+    carried: tuple[Tensor, ...] = ()  # the last state of the sequences of the last update
     best: dict[str, Any] | None = None  # update, metrics and weights of the best evaluation
-    best_population: dict[str, Any] | None = None  # the same, chosen by validation with population statistics
+    best_population: dict[str, Any] | None = None  # the same, selected by validation with population statistics
     diverged: bool = False
 
 
@@ -58,8 +58,8 @@ class Trainer:
     """One run: `fit` trains to the end of the budget, `evaluate` measures.
 
     Args:
-        cfg: the run's configuration, of which the loop reads what stands at its root and under `budget`.
-        save: writes a checkpoint of the given content.
+        cfg: the configuration of the run. The loop reads its top-level options, `optim.lr` and `budget`.
+        save: writes a checkpoint with the given content.
     """
 
     cfg: DictConfig
@@ -73,7 +73,7 @@ class Trainer:
     save: Callable[[dict[str, Any]], None]
 
     def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint holds; `restore` takes it back."""
+        """The content of a checkpoint, which `restore` loads."""
         return {
             "state": dict(vars(self.state)),
             "model": self.model.state_dict(),
@@ -87,12 +87,14 @@ class Trainer:
         set_random_state(snapshot["random"])
 
     def fit(self) -> None:
-        """Train; afterwards `state.best` is the best evaluation, unless `state.diverged`.
+        """Train to the end of the budget. Afterwards `state.best` is the best evaluation, unless `state.diverged`.
 
-        Raises Interrupted after a signal, with everything saved.
+        Raises Interrupted after SIGTERM or SIGINT, after a checkpoint was saved.
         """
         cfg, state, last_saved = self.cfg, self.state, time.monotonic()
-        state.window = state.window.to(self.device)  # stays there: reading it at every update would stall a GPU
+        state.window = state.window.to(
+            self.device
+        )  # keep it on the GPU: reading it at every update would stall the GPU
         state.largest_norm = state.largest_norm.to(self.device)
         state.carried = tuple(s.to(self.device) for s in state.carried)
         batches = self.training_batches()
@@ -110,7 +112,7 @@ class Trainer:
                     state.update += 1
                     due = state.update % cfg.log_every == 0 or state.update == cfg.budget.updates
                     if due and self.device.type == "cuda":
-                        torch.cuda.synchronize(self.device)  # or the time would be that of launching alone
+                        torch.cuda.synchronize(self.device)  # otherwise only the launches would be timed
                     state.seconds += time.monotonic() - started
                     if due:
                         self._record_window()
@@ -126,7 +128,7 @@ class Trainer:
         self.save(self.snapshot())
 
     def training_batches(self) -> Iterator[Batch]:
-        """Batches from the present update on; the order is a function of seed and epoch alone."""
+        """The batches from the current update on. Their order depends only on the seed and the epoch."""
         per_epoch = self.data.num_batches("train", self.cfg.batch_size)
         epoch, start = divmod(self.state.update, per_epoch)
         while True:
@@ -135,7 +137,7 @@ class Trainer:
             epoch, start = epoch + 1, 0
 
     def update(self, batch: Batch) -> Tensor:
-        """One optimizer step; returns (loss, share of errors, gradient norm, 1) to be summed."""
+        """Make one optimizer step. Returns (loss in nats, error rate, gradient norm before clipping, 1) for sums."""
         cfg, state, batch = self.cfg, self.state, batch.to(self.device)
         if cfg.lr_decay is not None:
             epoch = state.update // self.data.num_batches("train", cfg.batch_size)
@@ -171,10 +173,9 @@ class Trainer:
         self.state.num_records += 1
 
     def _evaluate_if_due(self) -> None:
-        """Validate with batch statistics, as the authors' model selection did (D7), and keep the best model.
+        """Validate with batch statistics, as the authors did to select a model (D7), and keep the best model.
 
-        Where the recipe asks for it (`population_every`), also validate with population statistics, and keep the model
-        that is best by these.
+        With `population_every`, also validate with population statistics, and keep the model that is best by these.
         """
         state = self.state
         if not self._evaluation_is_due() or state.evaluated == state.update:
@@ -190,7 +191,7 @@ class Trainer:
         self.log.say(f"update {state.update}: {self._summary()}, now {metrics[f'valid/{self.data.metric}']:.4f}")
 
     def _population_is_due(self) -> bool:
-        """Every `population_every`-th evaluation of a model with batch norm, and the last."""
+        """Whether this is a `population_every`-th evaluation, or the last, of a model with batch normalization."""
         every, budget = self.cfg.population_every, self.cfg.budget
         if every is None or not has_batch_norm(self.model):
             return False
@@ -201,7 +202,7 @@ class Trainer:
         return self.evaluate("valid")
 
     def _better_of(self, best: dict[str, Any] | None, metrics: dict[str, float]) -> dict[str, Any]:
-        """`best`, or the model as it is now with these metrics if they are better."""
+        """`best`, or the current model with its metrics if these are better."""
         if best is not None and not self._better(metrics, best["metrics"]):
             return best
         weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
@@ -223,17 +224,17 @@ class Trainer:
         return ", ".join(parts)
 
     def evaluate(self, split: str) -> dict[str, float]:
-        """`<split>/loss`, `<split>/accuracy` and the data's metric, in evaluation mode."""
+        """`<split>/loss` in nats, `<split>/accuracy` in 0-1 and the metric of the data, in evaluation mode."""
         means = self._score(*self._pass(split, self.cfg.batch_size), split)
         return {f"{split}/{name}": value for name, value in means.items()}
 
     def evaluate_extra(self) -> dict[str, float]:
-        """The other ways to measure the test split: `test/<metric>_<name>`."""
+        """The results of the data's further tests (`extra_tests`): `test/<metric>_<name>`."""
         extra = {name: self._score(*test, name) for name, test in self.data.extra_tests().items()}
         return {f"test/{key}_{name}": value for name, means in extra.items() for key, value in means.items()}
 
     def evaluate_generated(self) -> dict[str, float]:
-        """Scores of what the model generates: `test/<score>`."""
+        """The scores of generated captions: `test/<score>`; {} if the task generates none."""
         references = self.data.references("test")
         if references is None:
             return {}
@@ -255,7 +256,7 @@ class Trainer:
         return scores.means(self.data.metric)
 
     def estimate_population_statistics(self) -> None:
-        """From exact passes over the training set, in the order of an epoch."""
+        """Estimate them from passes over the training set, in the order of a shuffled epoch."""
         for norms in estimated_together(self.model):
             batches = self._pass("train", self.cfg.population_batch_size)
             with self._measuring(), collecting_statistics(self.model, norms):
@@ -265,7 +266,7 @@ class Trainer:
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
-        """In evaluation mode, with random generators that are seeded here and put back."""
+        """Context manager: evaluation mode, with the random generators seeded, and restored afterwards."""
         devices = [self.device] if self.device.type == "cuda" else []
         was_training = self.model.training
         with torch.no_grad(), torch.random.fork_rng(devices), self._precision():
@@ -281,7 +282,7 @@ class Trainer:
         return self.data.num_batches(split, batch_size), self.data.batches(split, batch_size, shuffled)
 
     def _limited(self, total: int, batches: Iterator[Batch], most: int | None, what: str) -> Iterator[Batch]:
-        """The first `most` batches, on the device, with a bar."""
+        """The first `most` batches, moved to the device, with a progress bar. None means all batches."""
         total = total if most is None else min(most, total)
         for _, batch in self.log.track(zip(range(total), batches, strict=False), total, what):
             self.stop.check()

@@ -1,4 +1,4 @@
-"""Optimizers that torch has only in another form, and the papers' schedule of the learning rate."""
+"""RMSProp as the papers' authors used it, which differs from torch's, and the learning-rate schedule of the papers."""
 
 from collections.abc import Iterable
 
@@ -9,10 +9,14 @@ from bnrnn.errors import BnrnnError
 
 
 class RMSProp(torch.optim.Optimizer):
-    """RMSProp as in the authors' framework (Blocks): v ← decay v + (1 - decay) g²; step = lr g / max(√v, 1e-5).
+    """RMSProp as in Blocks, the framework of Cooijmans et al. 2016.
 
-    It differs from torch.optim.RMSprop by the maximum in place of a sum. `momentum` > 0 adds heavy-ball momentum, which
-    is what third-party ports made of the paper's "0.9 momentum" (D4); the authors' code has none.
+        v ← decay v + (1 - decay) g²;   step = lr g / max(√v, 1e-5)
+
+    torch.optim.RMSprop divides by √v + eps instead. `momentum` > 0 adds heavy-ball momentum: this is how
+    reimplementations by others read the paper's "0.9 momentum" (D4). The authors' code has no momentum.
+
+    Raises BnrnnError for a decay or momentum outside [0, 1).
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float = 1e-3, decay: float = 0.9, momentum: float = 0.0) -> None:
@@ -42,8 +46,9 @@ class RMSProp(torch.optim.Optimizer):
 
 
 def learning_rate(lr: float, epoch: int, after: int, divisor: float | int, every: int = 1) -> float:
-    """lr / divisor^k, k the number of periods of `every` epochs begun since the first `after` were done, from epoch 0.
+    """The rate stays at lr for `after` epochs, then is divided by `divisor` every `every` epochs. epoch counts from 0.
 
-    Laurent et al. 2015, section 4.2.2: "divided by 2 every epoch after the 6th" makes epoch 7 the first with less.
+    Laurent et al. 2015, section 4.2.2: "divided by 2 every epoch after the 6th" means that the 7th epoch is the first
+    with a lower rate.
     """
     return lr / divisor ** max(0, -(-(epoch + 1 - after) // every))

@@ -1,4 +1,4 @@
-"""result.json: what a finished run was, and what it measured. It is written last and means *done*."""
+"""result.json: the configuration and the measurements of a run. It is written last, so it marks the run as done."""
 
 import dataclasses
 import hashlib
@@ -18,7 +18,8 @@ from bnrnn.errors import BnrnnError
 from bnrnn.files import write_json
 from bnrnn.scan import backend
 
-# Where and how a run is made and what is measured on the way, not what is trained: no part of a run's identity.
+# Options that do not change what is trained: where and how fast a run computes, and what it records. They are not part
+# of a run's identity.
 WHERE = (
     "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every", "data_dir", "out_dir",
     "wandb",
@@ -30,8 +31,8 @@ FILE = "result.json"
 class Result:
     """One finished run.
 
-    `status` is "finished" or "diverged" (see `has_diverged` in bnrnn.training.loop); `metrics` has `<split>/<metric>`
-    of the selected model: `test/...` with population statistics, `..._batch_statistics` with those of the batch.
+    `status` is "finished" or "diverged" (see `has_diverged` in bnrnn.training.loop). `metrics` has the metrics of the
+    selected model; `bnrnn.train.measure` describes their names. `seconds` is the time spent in updates.
     """
 
     name: str
@@ -45,11 +46,11 @@ class Result:
     commits: list[str]
     environment: dict[str, Any]
     config: dict[str, Any]
-    data: str = ""  # what was read
+    data: str = ""  # name and size of the data set
 
     @property
     def config_hash(self) -> str:
-        """Computed from the configuration. The file has it for people; nothing reads it there."""
+        """The hash of the configuration. The file has it only for human readers: programs compute it again."""
         return config_hash(self.config)
 
     def write(self, run_dir: Path) -> None:
@@ -57,17 +58,17 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> "Result":
-        """Raises BnrnnError for a file that is not a result."""
+        """Read result.json. Raises BnrnnError for a file that is not a result."""
         try:
             content = json.loads(path.read_text())
             content.pop("config_hash", None)
             return cls(**{**content, "config": with_present_paths(content["config"])})
         except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-            raise BnrnnError(f"{path} is not a result of a run ({error}): remove it to run again") from None
+            raise BnrnnError(f"{path} is not the result of a run ({error}): remove it to run again") from None
 
 
 def config_record(cfg: DictConfig) -> dict[str, Any]:
-    """The configuration that makes a run what it is, resolved, without where it ran."""
+    """The part of the configuration that identifies a run, as a dictionary, without the options in WHERE."""
     record = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(record, dict)
     for key in WHERE:
@@ -78,9 +79,9 @@ def config_record(cfg: DictConfig) -> dict[str, Any]:
 
 
 def identity(record: Any) -> Any:
-    """The part of a record that identifies a run: the class name of each `_target_`, and numbers by value.
+    """The record in the form that is hashed: the class name of each `_target_`, and numbers by value.
 
-    Import paths do not belong to it, so modules can move; 5 and 5.0 are one number.
+    Import paths are left out, so modules can move without changing hashes. 5 and 5.0 count as the same number.
     """
     if isinstance(record, dict):
         return {k: v.rpartition(".")[2] if k == "_target_" else identity(v) for k, v in record.items()}
@@ -95,13 +96,13 @@ def config_hash(record: dict[str, Any]) -> str:
 
 
 def check_same_config(found: dict[str, Any], record: dict[str, Any], path: Path) -> None:
-    """Raise BnrnnError, naming the keys, if what lies at `path` was made with another configuration."""
+    """Raise BnrnnError, with the keys that differ, if the file at `path` was made with another configuration."""
     if config_hash(found) == config_hash(record):
         return
     old, new = _flat(identity(found)), _flat(identity(record))
     changed = [f"{k}: {old.get(k)} there, {new.get(k)} now" for k in sorted(old | new) if old.get(k) != new.get(k)]
     raise BnrnnError(
-        f"{path} was made with another configuration ({'; '.join(changed)}). Remove its folder to run again, or choose "
+        f"{path} was made with another configuration ({'; '.join(changed)}). Remove its folder to run again, or use "
         "another out_dir"
     )
 
@@ -113,7 +114,7 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def environment(device: torch.device, precision: str = "float32") -> dict[str, Any]:
-    """Versions, hardware and engine that a number may depend on; no names of machines."""
+    """The versions, hardware and engine on which results may depend; without names of machines."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "python": platform.python_version(),
@@ -127,9 +128,9 @@ def environment(device: torch.device, precision: str = "float32") -> dict[str, A
 
 
 def git_commit() -> str:
-    """The commit of the code that runs, with "+changes" if it was edited since.
+    """The commit of the running code, with "+changes" if files differ from it.
 
-    For a package installed from a wheel it is the tag of its version, such as v0.1.0; without git, "unknown".
+    For a package installed from a wheel, the tag of its version, such as v0.1.0; without git, "unknown".
     """
     if ROOT == PACKAGE:
         return f"v{version('bnrnn')}"
@@ -145,5 +146,5 @@ def git_commit() -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """What an analysis on the CPU writes beside its numbers."""
+    """The commit and the environment, which analyses on the CPU store with their numbers."""
     return {"commit": git_commit(), "environment": environment(torch.device("cpu"))}

@@ -1,4 +1,4 @@
-"""Random search: what a trial draws is a function of its number alone, so a search is a sweep over numbers."""
+"""Random search. A trial's values depend only on its number, so a search is a sweep over trial numbers."""
 
 import math
 import random
@@ -10,17 +10,17 @@ from bnrnn.errors import BnrnnError
 
 
 def apply_trial(cfg: DictConfig) -> DictConfig:
-    """The configuration with what `search` = {trial: N, draws: {key: distribution}} draws; itself without a search.
+    """Draw the values of a random-search trial and return the configuration with them; unchanged if `search` is null.
 
-    A distribution is {choice: [...]} or {log_uniform: [low, high]}. Raises BnrnnError for another, and for a key that
-    the configuration has not.
+    `search` is {trial: N, draws: {key: distribution}}. A distribution is {choice: [...]} or {log_uniform: [low, high]}.
+    Raises BnrnnError for another distribution and for a key that the configuration lacks.
     """
     if cfg.search is None:
         return cfg
     cfg, generator = cfg.copy(), random.Random(int(cfg.search.trial))
     for key, distribution in cfg.search.draws.items():
         if OmegaConf.select(cfg, str(key)) is None:
-            raise BnrnnError(f"search.draws has {key}, and the configuration has no such value to replace")
+            raise BnrnnError(f"search.draws has the key {key}, which the configuration lacks: use one of its keys")
         OmegaConf.update(cfg, str(key), _draw(str(key), distribution, generator))
     return cfg
 

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT stop a run between two updates, after it was saved."""
+"""Stopping a run on SIGTERM and SIGINT: between two updates, after a checkpoint was saved."""
 
 import signal
 import threading
@@ -6,13 +6,13 @@ from types import FrameType
 
 
 class Interrupted(SystemExit):
-    """SIGTERM or SIGINT arrived and the run was saved. Unlike an Exception, it also ends a sweep."""
+    """The run was saved and stopped after SIGTERM or SIGINT. As a SystemExit it also ends a sweep."""
 
 
 class Stop:
-    """Turns SIGTERM and SIGINT into a flag while used as a context manager; a second SIGINT interrupts at once.
+    """Context manager that records SIGTERM and SIGINT until the next `check`. A second SIGINT interrupts at once.
 
-    A signal that arrives after the last `check` is delivered again at the end of the context, so it is never lost.
+    A signal that arrives after the last `check` is raised again at the end of the context, so it is never lost.
     """
 
     def __init__(self) -> None:
@@ -37,4 +37,4 @@ class Stop:
     def check(self) -> None:
         """Raise Interrupted if a signal has arrived."""
         if self.received is not None:
-            raise Interrupted(f"{signal.Signals(self.received).name}: saved; the same command goes on from here")
+            raise Interrupted(f"{signal.Signals(self.received).name}: saved; the same command resumes from here")

@@ -1,8 +1,8 @@
-"""Where the five readers look: attention over the passages of a few bAbI test questions.
+"""The attention of the five readers over the passages of a few bAbI test questions.
 
     python experiments/cooijmans2016/attention.py [--data-dir DIR] [--out-dir DIR]
 
-Reads the finished runs of the small Fig. 4a in --out-dir, of its lowest seed, with population statistics.
+Reads the finished runs of the small version of Fig. 4a in --out-dir, with the lowest seed. Uses population statistics.
 """
 
 import os
@@ -10,9 +10,10 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 
-from bnrnn.config import sweep
+from bnrnn.config import label, sweep
 from bnrnn.data.cloze import Cloze
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.report import plots
@@ -54,8 +55,8 @@ def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
 
 
 def chosen(data: Cloze, words: list[int], count: int) -> Any:
-    """Inputs and targets of the first questions of the test whose passages have so many words."""
-    lengths = torch.from_numpy(data.splits["test"].starts).diff()[::2]
+    """Inputs and targets of the first `count` test questions whose passages have `words[0]` to `words[1]` words."""
+    lengths = torch.from_numpy(data.lengths["test"])
     places = ((lengths >= words[0]) & (lengths <= words[1])).nonzero()[:count, 0]
     batch = data.select("test", places.numpy())
     return batch.inputs, batch.targets
@@ -70,7 +71,14 @@ def render(result: dict[str, Any]) -> str:
             top = max(range(len(reader["attention"])), key=reader["attention"].__getitem__)
             rows.append([" ".join(question["question"]), question["answer"], f"`{setting}`", reader["answer"],
                          question["passage"][top], f"{share:.2f}"])  # fmt: skip
-    header = ["question", "answer", "reader", "its answer", "word it looks at most", "weight on the answer's word"]
+    header = [
+        "question",
+        "answer",
+        "reader",
+        "its answer",
+        "word with the highest attention",
+        "attention on the correct answer",
+    ]
     caption = (
         f"Population statistics, seed {result['seed']}, after up to {result['updates']:,} updates. {result['data']} "
         "(Weston et al. 2015).\n"
@@ -79,7 +87,19 @@ def render(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    plots.draw_attention(result["questions"], path)
+    """One panel per question and one row per reader: the darker a word of the passage, the higher its attention."""
+    questions = result["questions"]
+    longest_passage = max(len(question["passage"]) for question in questions)
+    size = (2.5 + 0.3 * longest_passage, 2.4 * len(questions))
+    fig, panels = plt.subplots(len(questions), 1, figsize=size, squeeze=False)
+    for ax, question in zip(panels[:, 0], questions, strict=True):
+        readers = question["readers"]
+        ax.imshow([reader["attention"] for reader in readers.values()], cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        ax.set_xticks(range(len(question["passage"])), question["passage"], rotation=90, fontsize=8)
+        names = [f"{label('setting', setting)}: {reader['answer']}" for setting, reader in readers.items()]
+        ax.set_yticks(range(len(readers)), names, fontsize=8)
+        ax.set_title(f"{' '.join(question['question'])}  (right: {question['answer']})", fontsize=9, loc="left")
+    plots.save(fig, path)
 
 
 def main() -> None:

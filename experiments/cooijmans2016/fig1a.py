@@ -2,8 +2,8 @@
 
     python experiments/cooijmans2016/fig1a.py [--data-dir DIR] [--out-dir DIR] [--num-draws 10]
 
-Before training, in float64: the norm over units of the loss's gradient with respect to h_t, averaged over a batch of
-100 training images in the authors' pixel order (D8). Several draws of weights and images.
+Measures, before training and in float64, the norm over units of the gradient of the loss with respect to h_t, averaged
+over a batch of 100 training images in the authors' pixel order (D8), for several draws of weights and images.
 """
 
 import os
@@ -11,6 +11,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from hydra.utils import instantiate
@@ -26,17 +27,17 @@ from bnrnn.report.tables import publish
 from bnrnn.training.results import provenance
 
 KEY = "cooijmans2016/fig1a"
-VANISHING = 0.6  # from this gamma on, the caption counts the paper's points below our median
+VANISHING = 0.6  # for this gamma and larger ones, the caption counts the paper's points below our median
 
 
 def gradient_norms(gamma: str, batch: Batch) -> list[float]:
-    """Mean over the batch of the norm of dloss/dh_t at every t, for a network drawn from torch's generator."""
+    """The norm of dloss/dh_t, averaged over the batch, at every t, for a random network from torch's generator."""
     cfg = compose_config("model=bn_rnn", "data=pmnist", f"model.layer.gamma_init={gamma}")
     x = batch.inputs.double()
     model = instantiate(cfg.model, input_size=1, output_size=10, t_max=len(x)).double()
     state = (model.initial_state["h"][:, None].expand(-1, x.shape[1], -1),)  # (1, B, H)
     hs = []
-    for t in range(len(x)):  # one step at a time, to get hold of every h_t
+    for t in range(len(x)):  # one step at a time, because every h_t is needed
         _, state = model.layer(x[t : t + 1], state, t_start=t)
         hs.append(state[0])
     loss = F.cross_entropy(model.head(hs[-1][0]), batch.targets[-1])
@@ -54,17 +55,17 @@ def measure(data_dir: str, num_draws: int, gammas: list[str]) -> dict[str, Any]:
 
 
 def log10(result: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """log10 of the norm, (draws, T), by gamma."""
+    """log10 of the norms (draws, T), by gamma."""
     return {g: torch.tensor(draws, dtype=torch.float64).log10() for g, draws in result["gradient_norms"].items()}
 
 
 def stays_flat(result: dict[str, Any], gammas: list[str], step: int, above: float) -> list[bool]:
-    """For each draw whether log10 of the norm at this step is above a bound for all these gammas."""
+    """For each draw, whether log10 of the norm at this step is above a bound for all these gammas."""
     return torch.stack([log10(result)[gamma][:, step] > above for gamma in gammas]).all(0).tolist()
 
 
 def vanishes(result: dict[str, Any], gammas: list[str], step: int, below: float) -> list[bool]:
-    """For each draw whether log10 of the norm at this step is below a bound for all these gammas."""
+    """For each draw, whether log10 of the norm at this step is below a bound for all these gammas."""
     return torch.stack([log10(result)[gamma][:, step] < below for gamma in gammas]).all(0).tolist()
 
 
@@ -87,17 +88,34 @@ def render(result: dict[str, Any]) -> str:
         rows.append(["", "lowest", *(f"{v:.1f}" for v in at.min(0).values)])
         rows.append(["", "highest", *(f"{v:.1f}" for v in at.max(0).values)])
     caption = (
-        f"log10 of the gradient norm at step t, over {num_draws} draws of weights and images; the paper's is one. "
-        f"{sum(within)} of its {len(within)} points lie within the range of ours. That range is wide, up to "
-        f"{max(spans):.0f} decades, where gradients vanish: for gammas from {VANISHING} on, {sum(below)} of the "
-        f"paper's {len(below)} points after the first lie below our median.\n"
+        f"log10 of the gradient norm at step t, for {num_draws} draws of weights and images; the paper has one draw. "
+        f"{sum(within)} of the paper's {len(within)} points lie within the range of our draws. This range is wide "
+        f"where gradients vanish, up to {max(spans):.0f} orders of magnitude. For gammas from {VANISHING} on, "
+        f"{sum(below)} of the paper's {len(below)} points after the first step lie below our median.\n"
     )
     table = markdown(["gamma", "", *(f"t={t}" for t in steps)], rows)
     return f"# {claim['title']}\n\n{caption}\n{table}\n![Fig. 1a](fig1a.png)\n"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    plots.draw_gradient_norms(log10(result), load_claim(KEY), path)
+    """Plot the median over draws as one line per gamma; circles are the paper's points."""
+    claim = load_claim(KEY)
+    fig, ax = plt.subplots(figsize=(9, 5))
+    colors = plt.get_cmap("viridis")
+    norms = log10(result)
+    for k, (gamma, values) in enumerate(norms.items()):
+        color = colors(k / len(norms))
+        ax.plot(values.quantile(0.5, dim=0), color=color, label=f"gamma {gamma}")
+        paper = claim["log10"][gamma]
+        ax.plot(claim["steps"][: len(paper)], paper, "o", color=color, markerfacecolor="none", markersize=5)
+    ax.set(xlabel="time step t", ylabel="log10 of |dloss / dh_t|", xlim=(0, 800), ylim=(-27, 1))
+    ax.set_title(
+        "Gradients through a batch-normalized tanh RNN: median of our draws (lines), the paper's one draw (circles)",
+        fontsize=10,
+    )
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    plots.save(fig, path)
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
     python experiments/cooijmans2016/fig1b.py [--out-dir DIR]
 
-1000 standard deviations from 0 to 1, 1000 samples each: mean of 1 - tanh² and its quartiles, drawn ten times; the
-figure shows the first draw. No training, no data.
+Computes the mean and the quartiles of 1 - tanh² from 1000 samples for each of 1000 standard deviations from 0 to 1, and
+repeats this for ten draws. The figure shows the first draw. Needs no training and no data.
 """
 
 from argparse import ArgumentParser
@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 
 from bnrnn.errors import report_errors
@@ -48,7 +49,7 @@ def at(result: dict[str, Any], column: str, sigma: float) -> float:
 
 
 def matches_exact_values(result: dict[str, Any], tolerance: float) -> list[bool]:
-    """For each draw whether every point is within a tolerance of exact integration."""
+    """For each draw, whether every point is within a tolerance of exact integration."""
     points = load_claim(KEY)["points"]
     return [
         all(abs(drawn[name][f"{s}"] - exact) <= tolerance for name in points for s, exact in points[name].items())
@@ -57,7 +58,7 @@ def matches_exact_values(result: dict[str, Any], tolerance: float) -> list[bool]
 
 
 def falls(result: dict[str, Any]) -> list[bool]:
-    """For each draw whether the mean falls from every standard deviation among the points to the next."""
+    """For each draw, whether the mean falls from each standard deviation of the points to the next."""
     means = [list(drawn["mean"].values()) for drawn in result["draws"]]
     return [all(a > b for a, b in pairwise(values)) for values in means]
 
@@ -74,7 +75,18 @@ def render(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    plots.draw_tanh_derivative(result, load_claim(KEY)["points"], path)
+    """Plot mean and quartiles of the derivative; open circles are exact values."""
+    fig, ax = plt.subplots(figsize=(6, 4.5))
+    ax.fill_between(result["sigma"], result["quartile_25"], result["quartile_75"], alpha=0.25, color=plots.COLORS[0],
+                    linewidth=0, label="25th to 75th percentile")  # fmt: skip
+    ax.plot(result["sigma"], result["mean"], color=plots.COLORS[0], label="mean of 1000 samples")
+    for k, exact in enumerate(load_claim(KEY)["points"].values()):
+        ax.plot(list(exact), list(exact.values()), "o", color=plots.COLORS[1], markerfacecolor="none",
+                label="exact integration" if k == 0 else None)  # fmt: skip
+    ax.set(xlabel="standard deviation of the input", ylabel="derivative of tanh", xlim=(0, 1.01), ylim=(0, 1.01))
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8, loc="lower left")
+    plots.save(fig, path)
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Cooijmans et al. 2016, Fig. 3b: test bits per character of Table 2's models by the length of the segments.
+"""Cooijmans et al. 2016, Fig. 3b: test bits per character of Table 2's models for segments of several lengths.
 
     python experiments/cooijmans2016/fig3b.py [--data-dir DIR] [--out-dir DIR] [--lengths 100 1000] [--num-batches N]
 
-Reads the longest finished runs of Table 2 in --out-dir. The test text is cut into segments of each length; BN-LSTM with
-population statistics and, in batches of 100 as the authors' code, with those of the batch.
+Reads the longest finished runs of Table 2 in --out-dir, and cuts the test text into segments of each length. BN-LSTM is
+evaluated with population statistics and with batch statistics, in batches of 100 as in the authors' code.
 """
 
 import os
@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 from hydra.utils import instantiate
 from torch import nn
@@ -44,7 +45,7 @@ def bits_per_character(model: nn.Module, data: Any, most: int | None, bar: tqdm)
 
 
 def curves(run: Run, data_dir: str, lengths: list[int], most: int | None) -> dict[str, list[float]]:
-    """A value for each length, by model and statistics."""
+    """The bits per character for each length, by model and kind of statistics."""
     model, _ = load_trained(run.folder, data_dir)
     cut = {n: instantiate({**run.result.config["data"], "length": n}, data_dir=data_dir) for n in lengths}
     statistics = (
@@ -66,7 +67,7 @@ def curves(run: Run, data_dir: str, lengths: list[int], most: int | None) -> dic
 
 def measure(data_dir: str, results_dir: Path, lengths: list[int], most: int | None) -> dict[str, Any]:
     runs = trained_runs(load_claim(KEY)["models"], results_dir)
-    if runs[0].budget == "smoke":  # whose numbers mean nothing: one batch of two short lengths
+    if runs[0].budget == "smoke":  # its numbers mean nothing, so one batch of two short lengths is enough
         lengths, most = lengths[:2], 1
     by_curve: dict[str, dict[str, list[float]]] = {}
     for run in runs:
@@ -77,12 +78,12 @@ def measure(data_dir: str, results_dir: Path, lengths: list[int], most: int | No
 
 
 def longer_is_no_worse(result: dict[str, Any]) -> list[bool]:
-    """For each model whether, with population statistics, no longer segment costs more than the shortest."""
+    """For each model, whether with population statistics no longer segments cost more than the shortest ones."""
     return [max(values[1:]) <= values[0] for values in result["bpc"]["bn_lstm, population"].values()]
 
 
 def population_beats_batch(result: dict[str, Any]) -> list[bool]:
-    """For each model whether population statistics cost less than those of the batch at every length."""
+    """For each model, whether population statistics cost fewer bits than batch statistics at every length."""
     population, batch = (result["bpc"][f"bn_lstm, {kind}"] for kind in ("population", "batch"))
     return [all(p < b for p, b in zip(population[seed], batch[seed], strict=True)) for seed in population]
 
@@ -104,14 +105,29 @@ def render(result: dict[str, Any]) -> str:
             rows.append(["", "ours", *(f"{x - y:+.3f}" for x, y in zip(ours[a], ours[b], strict=True))])
     table = markdown(["", "", *(f"{n}" for n in result["lengths"])], rows)
     caption = (
-        f"Our models were trained for {result['updates']:,} updates; only at 39,550 are their numbers comparable with "
-        f"the paper's; the differences between the curves may be before. {result['data']}.\n"
+        f"Our models were trained for {result['updates']:,} updates. Their numbers are comparable with the paper's "
+        f"only after 39,550 updates; differences between the curves may be comparable earlier. {result['data']}.\n"
     )
     return f"# {claim['title']}\n\n{caption}\n{table}\n![Fig. 3b](fig3b.png)\n"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    plots.draw_lengths(result, load_claim(KEY), path)
+    """Plot bits per character against the length of segments; open circles are the paper's values."""
+    claim = load_claim(KEY)
+    fig, ax = plt.subplots(figsize=(8, 4.5))
+    for color, (name, by_seed) in zip(plots.COLORS, result["bpc"].items(), strict=False):
+        for values in by_seed.values():
+            ax.plot(result["lengths"], values, color=color, alpha=0.35, linewidth=0.8)
+        means = [mean(values) for values in zip(*by_seed.values(), strict=True)]
+        ax.plot(result["lengths"], means, color=color, linewidth=2, label=f"{name}, ours (n={len(by_seed)})")
+        ax.plot(
+            claim["lengths"], claim["points"][name], "o", color=color, markerfacecolor="none", label=f"{name}, paper"
+        )
+    ax.set(xlabel="symbols of a segment", ylabel="test bits per character")
+    ax.set_title(f"Ours after {result['updates']:,} updates, the paper's selected from 39,550", fontsize=10)
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    plots.save(fig, path)
 
 
 def main() -> None:
@@ -119,7 +135,7 @@ def main() -> None:
     parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
     parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
     parser.add_argument("--lengths", type=int, nargs="+", default=load_claim(KEY)["lengths"])
-    parser.add_argument("--num-batches", type=int, help="of each length; all if not given")
+    parser.add_argument("--num-batches", type=int, help="batches of each length; default all")
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_heap()

@@ -1,4 +1,4 @@
-"""Cooijmans et al. 2016, Fig. 5: population statistics over time steps, of the recurrent term and of the cell.
+"""Cooijmans et al. 2016, Fig. 5: population statistics of the recurrent term and of the cell over time steps.
 
     python experiments/cooijmans2016/fig5.py [--out-dir DIR]
 
@@ -9,6 +9,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
@@ -42,12 +43,12 @@ def measure(results_dir: Path) -> dict[str, Any]:
 
 
 def distances(values: Tensor) -> Tensor:
-    """For each t the median over units of the distance to the last value, in standard deviations across units there."""
+    """For each t, the median over units of the distance to the last value, in standard deviations over units."""
     return (values - values[:, -1:]).abs().median(0).values / values[:, -1].std()
 
 
 def settles(result: dict[str, Any], by: int, within: float) -> list[bool]:
-    """Of the one model, whether the distances of all four panels stay within a bound from step `by` on."""
+    """For the single model, whether the distances of all four panels stay within a bound from step `by` on."""
     late = [distances(torch.tensor(units))[by:] for units in result["statistics"].values()]
     return [all(bool((distance <= within).all()) for distance in late)]
 
@@ -62,15 +63,25 @@ def render(result: dict[str, Any]) -> str:
         rows.append([TITLES[name], *shown, f"{low} to {high}", f"{100 * inside:.0f} %"])
     header = ["", *(f"t={t}" for t in SHOWN), "paper's axis", "ours within it"]
     caption = (
-        f"How far the statistics at step t are from those at step {NUM_STEPS - 1}: median over {NUM_UNITS} random "
-        "units, in standard deviations across units. The paper shows a transient and gives no number. Of a "
-        f"BN-LSTM after {result['selected']:,} updates, in a run of {result['updates']:,}. {result['data']}.\n"
+        f"Distance of the statistics at step t from those at step {NUM_STEPS - 1}: the median over {NUM_UNITS} random "
+        "units, in standard deviations over units. The paper shows a transient and gives no number. The model is a "
+        f"BN-LSTM after {result['selected']:,} updates, from a run of {result['updates']:,}. {result['data']}.\n"
     )
     return f"# {claim['title']}\n\n{caption}\n{markdown(header, rows)}\n![Fig. 5](fig5.png)\n"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    plots.draw_population_statistics(result["statistics"], TITLES, load_claim(KEY)["axes"], path)
+    """Plot one line per unit over time steps. Dashed lines mark the range of the paper's axis."""
+    axes = load_claim(KEY)["axes"]
+    fig, panels = plt.subplots(2, 2, figsize=(11, 7))
+    for ax, (name, units) in zip(panels.flat, result["statistics"].items(), strict=True):
+        for unit in units:
+            ax.plot(unit, linewidth=0.8, alpha=0.8)
+        for limit in axes[name]:
+            ax.axhline(limit, color="black", linestyle="--", linewidth=0.8)
+        ax.set(xlabel="time step", title=TITLES[name])
+        ax.grid(alpha=0.25)
+    plots.save(fig, path)
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
     python experiments/zhang2017/fig3.py [--data-dir DIR] [--out-dir DIR]
 
-Reads the finished runs of the captioners on Flickr8k in --out-dir, of their lowest seed, and the images in
-<data-dir>/flickr8k/*.tar. Captions are greedy, with population statistics.
+Reads the finished runs of the captioners on Flickr8k in --out-dir, with the lowest seed, and the images in
+<data-dir>/flickr8k/*.tar. Captions come from greedy search with population statistics.
 """
 
 import io
@@ -57,7 +57,7 @@ def render(result: dict[str, Any]) -> str:
 
 
 def thumbnails(names: list[str], data_dir: Path) -> list[np.ndarray]:
-    """Small copies of images. Raises BnrnnError for one that is not there."""
+    """Small copies of images. Raises BnrnnError for an image that is missing."""
     found: dict[str, np.ndarray] = {}
     for path in sorted((data_dir / "flickr8k").glob("*.tar")):
         with tarfile.open(path) as archive:
@@ -67,12 +67,12 @@ def thumbnails(names: list[str], data_dir: Path) -> list[np.ndarray]:
                     found[name] = thumbnail(io.BytesIO(file.read()))
     missing = [name for name in names if name not in found]
     if missing:
-        raise BnrnnError(f"{missing[0]} is in no .tar of {data_dir / 'flickr8k'}: put Flickr8k's images there")
+        raise BnrnnError(f"{missing[0]} is not in a .tar file of {data_dir / 'flickr8k'}: put Flickr8k's images there")
     return [found[name] for name in names]
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """The picture needs the images: where they are not at hand, that which is there stays."""
+    """Draw the figure. If the images are not available, an existing figure is kept."""
     data_dir = Path(os.environ.get("BNRNN_DATA", "data"))
     if not any((data_dir / "flickr8k").glob("*.tar")) and path.exists():
         return

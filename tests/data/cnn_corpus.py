@@ -1,4 +1,4 @@
-"""Question files in the format of Hermann et al. 2015, with text of our own."""
+"""Question files in the format of Hermann et al. 2015, with our own text."""
 
 import random
 from pathlib import Path
@@ -19,7 +19,7 @@ def spell(passage: str, question: str, answer: str, entities: list[str], url: st
 
 
 def make(folder: Path, sizes: dict[str, int], seed: int = 0, length: int = 0) -> Path:
-    """A corpus of so many files in training, validation and test, from stories with some words drawn at random."""
+    """A corpus with the given numbers of files in training, validation and test: stories with some random words."""
     rng = random.Random(seed)
     words = [f"word{n}" for n in range(2000)]
     for split, size in sizes.items():

@@ -24,7 +24,7 @@ MOVED = ["mary", "moved", "to", "the", "bathroom", ".", "john", "went", "to", "t
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """An archive of 20 short stories of a task, with a question each."""
+    """An archive with 20 short stories of a task; each has one question."""
     monkeypatch.setattr(babi, "NUM_QUESTIONS", 20)
     for split, name in (("train", "Mary"), ("test", "Zoe")):
         lines = [f"1 {name} went to the room{n % 3}.\n2 Where is {name}? \troom{n % 3}\t1\n" for n in range(20)]
@@ -64,7 +64,7 @@ def test_a_line_of_another_form_is_an_error(line):
 
 def test_the_last_tenth_of_the_training_stories_validates(small):
     data = BAbI(str(small), 1)
-    assert [len(data.splits[split].answers) for split in ("train", "valid", "test")] == [18, 2, 20]
+    assert [len(data.splits[split]) for split in ("train", "valid", "test")] == [18, 2, 20]
     assert [answer for *_, answer in originals(data, "valid")] == ["room0", "room1"]
     assert [data.vocabulary[i] for i in data.entities] == ["room0", "room1", "room2"]
     passage, question, _ = originals(data, "test")[0]
@@ -76,7 +76,7 @@ def test_what_is_wrong_with_the_archive_is_named(small, tmp_path):
         BAbI(str(small), 21)
     with pytest.raises(BnrnnError, match=r"tasks.tar.gz has 0 files like .*qa2_.*: is it bAbI, version 1.2\?"):
         BAbI(str(small), 2)
-    with pytest.raises(BnrnnError, match=r"nowhere/babi has no .tar.gz: put bAbI's there \(http"):
+    with pytest.raises(BnrnnError, match=r"nowhere/babi has no .tar.gz: put the archive of bAbI there \(http"):
         load_babi(tmp_path / "nowhere", 1)
     path = small / "babi" / "tasks.tar.gz"
     write(path, "tasks_1-20_v1-2/en/qa1_single_test.txt", "1 Zoe left.\n")
@@ -91,7 +91,8 @@ def test_what_is_wrong_with_the_archive_is_named(small, tmp_path):
 @pytest.mark.parametrize("task", [1, 2, 6, 20])
 def test_every_answer_of_the_real_tasks_is_known(task):
     data = BAbI(os.environ["BNRNN_DATA"], task)
-    counts = {split: len(questions.answers) for split, questions in data.splits.items()}
+    counts = {split: len(questions) for split, questions in data.splits.items()}
     assert counts["train"] + counts["valid"] == counts["test"] == 1000 and 90 <= counts["valid"] <= 100
     for split in data.splits.values():
-        assert split.ids.min() > 2 and set(split.answers.tolist()) <= set(data.entities)
+        rows = split.with_format(None)[:]
+        assert min(map(min, rows["passage"] + rows["question"])) > 2 and set(rows["answer"]) <= set(data.entities)

@@ -1,10 +1,9 @@
-"""Captioned images: what a batch has, and the files they come from."""
+"""Captioned images: the contents of batches, and the files from which they are read."""
 
 import csv
 import json
 import os
-from functools import partial
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from bnrnn.data.captions import UNK, CaptionData, Image, words_of
 from bnrnn.data.coco_captions import CocoCaptions, prepare_coco_captions
 from bnrnn.data.coco_mini import CocoMini
 from bnrnn.data.flickr8k import Flickr8k
-from bnrnn.data.image_features import extract
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import END, IGNORE, START
 from bnrnn.models.decoding import decode
@@ -69,13 +67,13 @@ def test_rare_words_are_unknown_and_the_vocabulary_ends_at_its_size():
 
 def test_an_image_without_a_caption_is_named():
     images = {s: [Image("a.jpg", 0, [] if s == "valid" else ["x"])] for s in ("train", "valid", "test")}
-    with pytest.raises(BnrnnError, match=r"valid: a.jpg has a caption, expected at least one"):
+    with pytest.raises(BnrnnError, match=r"valid: image a.jpg has no caption, expected at least one"):
         CaptionData(images, np.zeros((1, 2)), "toy")
 
 
 @pytest.fixture
 def flickr(tmp_path):
-    """Twenty images of Flickr8k's form."""
+    """Twenty images in the format of Flickr8k."""
     folder = tmp_path / "flickr8k"
     folder.mkdir()
     with (folder / "captions_20.txt").open("w", newline="") as file:
@@ -112,11 +110,11 @@ def test_flickr8k_is_divided_by_image_whatever_the_order_of_the_file(flickr):
     [
         (
             lambda f: write_features(f / "features.npz", ["0.jpg"]),
-            r"1.jpg, one of 19, has no features in .*features.npz",
+            r"19 images have no features in .*features.npz; the first is 1.jpg",
         ),
         (
             lambda f: write_features(f / "features.npz", [f"{n}.jpg" for n in range(21)]),
-            r"20.jpg, one of 1, has no captions in .*captions_20.txt",
+            r"1 images have no captions in .*captions_20.txt; the first is 20.jpg",
         ),
         (
             lambda f: write_features(f / "features.npz", ["0.jpg"], np.zeros((2, 3))),
@@ -126,8 +124,8 @@ def test_flickr8k_is_divided_by_image_whatever_the_order_of_the_file(flickr):
             lambda f: write_features(f / "features.npz", ["0.jpg"], np.full((1, 3), np.nan)),
             r"the features of 0.jpg are not finite",
         ),
-        (lambda f: (f / "features.npz").write_bytes(b"PK no"), r"features.npz is no file of features"),
-        (lambda f: np.savez(f / "features.npz", x=np.zeros(3)), r"features.npz is no file of features .*file_name"),
+        (lambda f: (f / "features.npz").write_bytes(b"PK no"), r"features.npz is not a feature file"),
+        (lambda f: np.savez(f / "features.npz", x=np.zeros(3)), r"features.npz is not a feature file .*file_name"),
         (
             lambda f: (f / "captions_20.txt").write_text("image,caption\n0.jpg,\n"),
             r"captions_20.txt, line 2: expected image,caption, found '0.jpg,'",
@@ -142,7 +140,7 @@ def test_what_is_wrong_with_files_is_named(flickr, change, message):
 
 
 def annotations(names: list[str]) -> str:
-    """In COCO's form, two captions an image."""
+    """Annotations in COCO's format, with two captions per image."""
     images = [{"id": 100 + n, "file_name": name} for n, name in enumerate(names)]
     captions = [{"image_id": image["id"], "caption": f"{c} "} for image in images for c in CAPTIONS[:2]]
     return json.dumps({"images": images, "annotations": captions})
@@ -159,13 +157,13 @@ def test_coco_mini_reads_every_file_of_features(tmp_path):
     assert {s: len(images) for s, images in data.images.items()} == {"train": 16, "valid": 2, "test": 2}
     assert data.features.shape == (20, 3)
     (folder / "captions_val2017.json").write_text("{}")
-    with pytest.raises(BnrnnError, match=r"captions_val2017.json is no file of COCO captions: KeyError"):
+    with pytest.raises(BnrnnError, match=r"captions_val2017.json is not a COCO caption file: KeyError"):
         CocoMini(str(tmp_path))
 
 
 @pytest.fixture
 def coco(tmp_path):
-    """Pieces of two real photographs, four for training and twenty for validation and test."""
+    """Parts of two real photographs: four for training and twenty for validation and test."""
     photographs = [p for photograph in load_sample_images().images for p in np.array_split(photograph, 12, axis=1)]
     folder = tmp_path / "coco"
     (folder / "annotations").mkdir(parents=True)
@@ -188,7 +186,7 @@ class Times(nn.Module):
 
 
 class Means(nn.Module):
-    """Stands in for a network: the mean of each channel, repeated."""
+    """Takes the place of Inception_v3: the mean of each channel, repeated."""
 
     def forward(self, images):
         return images.mean((2, 3)).repeat(1, 683)[:, :2048]
@@ -198,15 +196,16 @@ class Means(nn.Module):
 def test_inception_with_random_weights_has_features_of_real_images(coco):
     torch.manual_seed(0)
     inception = image_features.inception_v3(None)
-    network = nn.Sequential(inception, Times(1e6))  # with random weights all is tiny
+    network = nn.Sequential(inception, Times(1e6))  # with random weights, all features are tiny
     prepare_coco_captions(coco, None, network=network)
     data = CocoCaptions(str(coco), least_count=1)
-    assert data.features.shape == (24, 2048) and np.isfinite(data.features).all()
-    assert len(np.unique(data.features.astype(np.float32).round(4), axis=0)) == 24
+    features = data.features[range(24)].astype(np.float32)
+    assert data.features.shape == features.shape == (24, 2048) and np.isfinite(features).all()
+    assert len(np.unique(features.round(4), axis=0)) == 24
     path = coco / "coco" / data.images["train"][0].name
     with torch.no_grad():
         expected = network(image_features.load_image(path)[None])[0]
-    found = torch.from_numpy(data.features[data.images["train"][0].row].astype(np.float32))
+    found = torch.from_numpy(features[data.images["train"][0].row])
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-3)
 
 
@@ -219,8 +218,14 @@ def test_images_of_coco_are_divided_as_in_the_paper(coco):
     assert len({name for part in names.values() for name in part}) == 24
 
 
-def test_an_interrupted_extraction_goes_on_with_the_next_images(coco, monkeypatch):
+class Doubled(Means):
+    def forward(self, images):
+        return 2 * super().forward(images)
+
+
+def test_an_interrupted_extraction_resumes_with_the_same_network_alone(coco, monkeypatch):
     monkeypatch.setattr(image_features, "BATCH_SIZE", 3)
+    monkeypatch.setattr(image_features, "PART", 3)
     seen, original = [], image_features.load_image
 
     def load(path):
@@ -232,37 +237,30 @@ def test_an_interrupted_extraction_goes_on_with_the_next_images(coco, monkeypatc
     monkeypatch.setattr(image_features, "load_image", load)
     with pytest.raises(KeyboardInterrupt):
         prepare_coco_captions(coco, None, network=Means())
-    assert not (coco / "coco/prepared/index.json").exists()
+    assert not (coco / "coco/prepared").exists()
     before = list(seen)
     prepare_coco_captions(coco, None, network=Means())
     assert seen[len(before) :] == [*before[6:8], *seen[len(before) + 2 :]] and len(seen) == 8 + 18
-    whole = np.load(coco / "coco/prepared/features.npy")
-    (coco / "coco/prepared/index.json").unlink()
-    prepare_coco_captions(coco, None, network=Means())
-    assert np.array_equal(whole, np.load(coco / "coco/prepared/features.npy"))
+    assert sorted(p.name for p in (coco / "coco").iterdir()) == ["annotations", "prepared", "train2014", "val2014"]
+    resumed, features = (coco / "coco/prepared/checksums.json").read_text(), CocoCaptions(str(coco)).features[[3, 0]]
+    shutil.rmtree(coco / "coco/prepared")
+    prepare_coco_captions(coco, None, network=Means(), num_proc=2)
+    assert (coco / "coco/prepared/checksums.json").read_text() == resumed
 
-
-def test_an_extraction_of_other_images_or_by_another_network_begins_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_features, "BATCH_SIZE", 1)
-    monkeypatch.setattr(image_features, "load_image", lambda path: torch.full((3, 2, 2), float(path.name)))
-    paths, cpu = [Path(str(n)) for n in range(3)], torch.device("cpu")
-
-    def network(images, fails_at=None, factor=1.0):
-        if images[0, 0, 0, 0] == fails_at:
-            raise KeyboardInterrupt
-        return factor * images.mean((1, 2, 3))[:, None].expand(1, image_features.SIZE)
-
+    shutil.rmtree(coco / "coco/prepared")
+    del seen[:]
     with pytest.raises(KeyboardInterrupt):
-        extract(paths, partial(network, fails_at=2), tmp_path, {"images": "012", "network": "one"}, cpu)
-    extract(paths, partial(network, factor=5.0), tmp_path, {"images": "012", "network": "five"}, cpu)
-    assert np.load(tmp_path / "features.npy")[:, 0].tolist() == [0.0, 5.0, 10.0]
+        prepare_coco_captions(coco, None, network=Means())
+    prepare_coco_captions(coco, None, network=Doubled())
+    data = CocoCaptions(str(coco))
+    assert np.array_equal(data.features[[3, 0]], 2 * features) and "Doubled features" in data.description
 
 
 def test_what_is_wrong_with_coco_is_named(coco, tmp_path):
     folder = coco / "coco"
-    with pytest.raises(BnrnnError, match=r"index.json is missing|features.npy is missing"):
+    with pytest.raises(BnrnnError, match=r"coco/prepared is missing: run `python -m bnrnn.prepare coco_captions"):
         CocoCaptions(str(coco))
-    with pytest.raises(BnrnnError, match=r"Inception_v3's weights are needed: `python -m bnrnn.prepare coco"):
+    with pytest.raises(BnrnnError, match=r"Inception_v3's weights are needed: run `python -m bnrnn.prepare coco"):
         prepare_coco_captions(coco, None)
     with pytest.raises(BnrnnError, match=r"no.pth is missing: download it from https://download.pytorch.org"):
         prepare_coco_captions(coco, tmp_path / "no.pth")
@@ -272,21 +270,30 @@ def test_what_is_wrong_with_coco_is_named(coco, tmp_path):
     broken = folder / "val2014/COCO_val2014_3.jpg"
     good = broken.read_bytes()
     broken.write_bytes(good[: len(good) // 2])
-    with pytest.raises(BnrnnError, match=r"COCO_val2014_3.jpg is no image that can be read"):
+    with pytest.raises(BnrnnError, match=r"COCO_val2014_3.jpg cannot be read as an image"):
         prepare_coco_captions(coco, None, network=Means())
     broken.unlink()
     with pytest.raises(BnrnnError, match=r"COCO_val2014_3.jpg is missing: unpack COCO's images"):
         prepare_coco_captions(coco, None, network=Means())
     broken.write_bytes(good)
     prepare_coco_captions(coco, None, network=Means())
-    (folder / "annotations/captions_val2014.json").write_text(annotations(["COCO_val2014_0.jpg"]))
-    with pytest.raises(BnrnnError, match=r"prepared is of other images than .*annotations: run"):
+    captions = folder / "annotations/captions_val2014.json"
+    good = captions.read_text()
+    captions.write_text(good.replace("A dog runs", "A cat runs"))
+    for use in (lambda: CocoCaptions(str(coco)), lambda: prepare_coco_captions(coco, None)):
+        with pytest.raises(BnrnnError, match=r"prepared was prepared from other files than those given. Delete it and"):
+            use()
+    captions.write_text(good)
+    path = folder / "prepared/val/data-00000-of-00001.arrow"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(BnrnnError, match=r"prepared is damaged: val/data-00000-of-00001.arrow. Delete it and run"):
         CocoCaptions(str(coco))
-    content = bytearray((folder / "prepared/features.npy").read_bytes())
-    content[-1] ^= 1
-    (folder / "prepared/features.npy").write_bytes(content)
-    with pytest.raises(BnrnnError, match=r"features.npy is damaged: delete .*prepared and run"):
-        CocoCaptions(str(coco))
+    shutil.rmtree(folder / "prepared")
+    (folder / "prepared").mkdir()
+    (folder / "prepared/index.json").write_text("{}")  # of the format before Arrow
+    for use in (lambda: CocoCaptions(str(coco)), lambda: prepare_coco_captions(coco, None)):
+        with pytest.raises(BnrnnError, match=r"prepared is damaged or was prepared by another version of bnrnn"):
+            use()
 
 
 DATA = os.environ.get("BNRNN_DATA")
@@ -302,7 +309,7 @@ def test_the_real_images_at_hand():
 
 @pytest.fixture
 def run(coco):
-    """A run that was trained on these pieces, for a few updates."""
+    """A run that was trained on these images for a few updates."""
     prepare_coco_captions(coco, None, network=Means())
     small = ["data.least_count=1", "model.hidden_size=8", "batch_size=6", "population_batch_size=6", "budget.epochs=1"]
     where = ["setting=bn_rhn_captioner", f"data_dir={coco}", "device=cpu", "wandb.mode=disabled"]
@@ -321,8 +328,7 @@ def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatc
     printed = capsys.readouterr().out.splitlines()
     model, data = load_trained(run, str(coco))
     assert not model.training
-    names = json.loads((coco / "coco/prepared/index.json").read_text())["images"]
-    rows = [n for n, name in enumerate(names) if name.startswith("train2014/")]
+    rows = [image.row for image in data.images["train"] if image.name.startswith("train2014/")]
     expected = decode(model, torch.from_numpy(data.features[rows].astype(np.float32)), 3)
     assert printed == [f"COCO_train2014_{n}.jpg: {data.spell(found.ids)}" for n, found in enumerate(expected)]
     written = json.loads((coco / "out/captions.json").read_text())["captions"]
@@ -332,18 +338,18 @@ def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatc
 
     write_features(coco / "own.npz", ["a.jpg", "b.jpg"])
     for options, message in [
-        ([], "give either --images or --features"),
+        ([], "expected either --images or --features"),
         (["--images", str(folder)], "--images needs --weights, the file of torchvision's Inception_v3"),
         (["--images", str(run), "--weights", "any"], r"run has no image: expected files that end in .jpg"),
         (
             ["--features", str(coco / "own.npz")],
-            r"trained on 2,048 features an image, from another network than these 3",
+            r"trained on 2,048 features per image, but these are 3, so they come from another network",
         ),
     ]:
         with pytest.raises(BnrnnError, match=message):
             caption.main([str(run), *options, *common])
     (folder / "broken.png").write_bytes(b"no image")
-    with pytest.raises(BnrnnError, match=r"broken.png is no image that can be read"):
+    with pytest.raises(BnrnnError, match=r"broken.png cannot be read as an image"):
         caption.main([str(run), "--images", str(folder), "--weights", "any", *common])
     with pytest.raises(BnrnnError, match=r"result.json is missing: expected the folder of a finished run"):
         caption.main([str(coco), "--features", str(coco / "own.npz")])

@@ -1,18 +1,19 @@
-"""The preparation of the CNN questions against a plain reading of the same files."""
+"""The preparation of the CNN questions, compared with a simple reading of the same files."""
 
 import collections
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from datasets.table import MemoryMappedTable
 
+from bnrnn import prepare
 from bnrnn.data import cnn_qa_prepare
 from bnrnn.data.cnn_qa import CNNQA
 from bnrnn.data.cnn_qa_prepare import Malformed, parse, prepare_cnn_qa
@@ -27,7 +28,7 @@ SPLITS = {"train": "training", "valid": "validation", "test": "test"}
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(cnn_qa_prepare, "SHARD", 5)
+    monkeypatch.setattr(cnn_qa_prepare, "PART", 5)
     return make(tmp_path / "cnn", SIZES)
 
 
@@ -43,8 +44,10 @@ def plainly(corpus: Path, split: str, known: set[str] | None = None) -> list[tup
     return found
 
 
-def test_the_arrays_have_what_the_files_have(corpus, tmp_path):
-    prepare_cnn_qa(tmp_path, corpus)
+def test_the_prepared_questions_are_those_of_the_files(corpus, tmp_path, monkeypatch):
+    arguments = ["cnn_qa", "--from", corpus, "--data-dir", tmp_path, "--num-proc", 1]
+    monkeypatch.setattr(sys, "argv", ["prepare", *map(str, arguments)])
+    prepare.main()
     data = CNNQA(str(tmp_path))
     counts = collections.Counter(w for q in plainly(corpus, "train") for w in (*q[0], *q[1], q[2]))
     known = {w for w, n in counts.items() if n > 1 and not w[0].isdigit()}
@@ -53,8 +56,8 @@ def test_the_arrays_have_what_the_files_have(corpus, tmp_path):
     for split in SPLITS:
         assert originals(data, split) == plainly(corpus, split, known)
     assert data.description.startswith("a part of the CNN questions, full: 23 / 4 / 3 questions")
-    assert (tmp_path / "cnn_qa/prepared/skipped.txt").read_text() == ""
-    assert sorted(p.name for p in (tmp_path / "cnn_qa").iterdir()) == ["prepared"]
+    assert (tmp_path / "cnn_qa/skipped.txt").read_text() == ""
+    assert sorted(p.name for p in (tmp_path / "cnn_qa").iterdir()) == ["prepared", "skipped.txt"]
 
 
 def test_the_shortened_passages_are_the_four_most_relevant_sentences(corpus, tmp_path):
@@ -106,78 +109,136 @@ def test_a_malformed_file_is_named_and_left_out_up_to_a_limit(corpus, tmp_path, 
         parse(content)
     bad = corpus / "questions" / "training" / "bad.question"
     bad.write_bytes(content)
-    with pytest.raises(BnrnnError, match=r"more than 0 .question files are malformed, of which .*skipped.txt names"):
+    with pytest.raises(BnrnnError, match=r"more than 0 .question files are malformed, such as\n  .*bad.question: "):
         prepare_cnn_qa(tmp_path, corpus, most_skipped=0)
     assert not (tmp_path / "cnn_qa/prepared").exists()
     prepare_cnn_qa(tmp_path, corpus, most_skipped=1)
     assert "1 malformed files were left out" in capsys.readouterr().out
-    [line] = (tmp_path / "cnn_qa/prepared/skipped.txt").read_text().splitlines()
+    [line] = (tmp_path / "cnn_qa/skipped.txt").read_text().splitlines()
     assert line.startswith(f"{bad}: ")
     assert len(originals(CNNQA(str(tmp_path)), "train")) == 23
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "bnrnn.prepare", *map(str, arguments)]
+def files_read(monkeypatch) -> list[str]:
+    """A list of the files that this process will read from now on."""
+    read, original = [], cnn_qa_prepare.read_questions
+
+    def spy(names, **options):
+        read.extend(names)
+        return original(names, **options)
+
+    monkeypatch.setattr(cnn_qa_prepare, "read_questions", spy)
+    return read
 
 
-def test_a_killed_preparation_goes_on_and_ends_with_the_same_bytes(tmp_path):
-    corpus = make(tmp_path / "cnn", {"training": 5000, "validation": 40, "test": 40}, length=300)
-    arguments = command("cnn_qa", "--from", corpus, "--data-dir")
-    killed, shards = tmp_path / "killed", tmp_path / "killed/cnn_qa/shards"
-    process = subprocess.Popen([*arguments, str(killed)], cwd=ROOT, start_new_session=True)
-    while process.poll() is None and not any(shards.glob("*.json")):
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    before = {path: path.stat().st_mtime_ns for path in shards.glob("*.npz") if path.with_suffix(".json").exists()}
-    assert 1 <= len(before) < 5
-    stamps = {}
-    subprocess.run([*arguments, str(tmp_path / "whole")], cwd=ROOT, check=True, capture_output=True)
-    resumed = subprocess.Popen([*arguments, str(killed)], cwd=ROOT, stdout=subprocess.DEVNULL)
-    while resumed.poll() is None:
-        stamps |= {path: path.stat().st_mtime_ns for path in before if path.exists()}
-        time.sleep(0.01)
-    assert resumed.returncode == 0 and stamps == before, "what was read is not read again"
-    first, second = ((tmp_path / name / "cnn_qa/prepared/index.json").read_text() for name in ("whole", "killed"))
-    assert first == second and len(json.loads(first)["sha256"]) == 20
-    again = subprocess.run([*arguments, str(killed)], cwd=ROOT, check=True, capture_output=True, text=True)
-    assert again.stdout.endswith("cnn_qa/prepared: complete\n")
+PREPARE = """
+import sys
+from pathlib import Path
+
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo") and not isinstance(arguments[1], (str, bytes)):
+        raise OSError("the network must not be used")
+
+sys.addaudithook(refuse)
+from bnrnn.data import cnn_qa_prepare
+cnn_qa_prepare.PART = 5
+cnn_qa_prepare.prepare_cnn_qa(Path(sys.argv[1]), Path(sys.argv[2]), num_proc=2)
+"""
 
 
-def test_other_files_under_the_name_of_a_shard_are_read(corpus, tmp_path):
-    folder = tmp_path / "cnn_qa" / "shards"
-    folder.mkdir(parents=True)
-    for split in SPLITS:
-        (folder / f"{split}-00000.json").write_text(json.dumps({"names": "others", "skipped": []}))
+def test_a_killed_preparation_resumes_and_the_number_of_processes_changes_no_byte(tmp_path, monkeypatch):
+    corpus = make(tmp_path / "cnn", {"training": 200, "validation": 4, "test": 4}, length=300)
+    environment = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"} | {"HOME": str(tmp_path / "home")}
+    killed = subprocess.Popen(
+        [sys.executable, "-c", PREPARE, str(tmp_path / "killed"), str(corpus)],
+        cwd=ROOT, env=environment, start_new_session=True, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    while killed.poll() is None and not any((tmp_path / "killed").rglob("*.arrow")):
+        time.sleep(0.002)
+    os.killpg(killed.pid, signal.SIGKILL)
+    message = killed.communicate()[1]
+    assert killed.returncode == -signal.SIGKILL, message
+    kept = len(list((tmp_path / "killed/cnn_qa/parts").glob("*.arrow")))
+    assert 1 <= kept < 40
+    monkeypatch.setattr(cnn_qa_prepare, "PART", 5)
+    prepare_cnn_qa(tmp_path / "whole", corpus, num_proc=2)
+    read = files_read(monkeypatch)
+    prepare_cnn_qa(tmp_path / "killed", corpus, num_proc=1)
+    assert len(read) == len(set(read)) == 208 - 5 * kept
+    one, other = ((tmp_path / name / "cnn_qa/prepared/checksums.json").read_text() for name in ("whole", "killed"))
+    assert one == other and one.count(".arrow") == 3
+    assert not (tmp_path / "home").exists(), "all that is written stays in the folder of the data"
+
+
+def test_a_file_that_has_changed_is_read_again(corpus, tmp_path, monkeypatch):
+    training = sorted((corpus / "questions/training").iterdir())
+    last = sorted((corpus / "questions/test").iterdir())[-1]
+    good = last.read_text()
+    last.write_text("")
+    with pytest.raises(BnrnnError, match=r"more than 0 .question files are malformed"):
+        prepare_cnn_qa(tmp_path, corpus, most_skipped=0)
+    last.write_text(good)
+    training[7].write_text(training[7].read_text().replace("news.example/1", "news.example/2"))
+    read = files_read(monkeypatch)
     prepare_cnn_qa(tmp_path, corpus)
-    assert len(originals(CNNQA(str(tmp_path)), "train")) == 23
+    assert read == [str(p) for p in (*training[5:10], *sorted(last.parent.iterdir()))]
 
 
-@pytest.mark.parametrize("name", ["full/train.ids.npy", "full/test.answers.npy", "vocabulary.txt"])
-def test_a_damaged_array_is_an_error(corpus, tmp_path, name):
+def prepared(tmp_path: Path, corpus: Path) -> Path:
     prepare_cnn_qa(tmp_path, corpus)
-    path = tmp_path / "cnn_qa/prepared" / name
+    return tmp_path / "cnn_qa/prepared"
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda f: flip(f / "train/data-00000-of-00001.arrow"), "is damaged: train/data-00000-of-00001.arrow"),
+        (lambda f: (f / "valid/data-00000-of-00001.arrow").unlink(), "is damaged: valid/data-00000-of-00001.arrow"),
+        (lambda f: flip(f / "test/dataset_info.json"), "is damaged: test/dataset_info.json"),
+        (lambda f: flip(f / "checksums.json"), "is damaged"),
+        (lambda f: (f / "checksums.json").unlink(), "is damaged or was prepared by another version"),
+        (
+            lambda f: (f / "checksums.json").write_text('{"version": "COCO captions 1"}'),
+            "is damaged or was prepared by another version",
+        ),
+        (shutil.rmtree, "is missing"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_named_with_the_command_that_prepares_it(corpus, tmp_path, change, wrong):
+    folder = prepared(tmp_path, corpus)
+    change(folder)
+    with pytest.raises(BnrnnError, match=rf"{folder} {wrong}.*un `python -m bnrnn.prepare cnn_qa --from DIR`"):
+        CNNQA(str(tmp_path))
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
     content = bytearray(path.read_bytes())
-    content[-1] ^= 1
+    content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(BnrnnError, match=rf"{name} is damaged: delete .*prepared and prepare it again"):
-        CNNQA(str(tmp_path))
-    path.unlink()
-    with pytest.raises(BnrnnError, match=rf"{name} is missing: delete"):
-        CNNQA(str(tmp_path))
+
+
+def test_questions_that_were_prepared_from_other_files_are_not_taken_for_these(corpus, tmp_path, capsys):
+    folder = prepared(tmp_path, corpus)
+    for source in (corpus, None):
+        prepare_cnn_qa(tmp_path, source)
+        assert capsys.readouterr().out.endswith("prepared: complete\n")
+    path = next((corpus / "questions/test").iterdir())
+    path.write_text(path.read_text().replace("news.example/1", "news.example/2"))
+    with pytest.raises(BnrnnError, match=rf"{folder} was prepared from other files than those given. Delete"):
+        prepare_cnn_qa(tmp_path, corpus)
 
 
 def test_what_is_missing_is_named(tmp_path):
-    with pytest.raises(BnrnnError, match=r"prepared/index.json is missing: run .*bnrnn.prepare cnn_qa --from DIR"):
-        CNNQA(str(tmp_path))
     with pytest.raises(BnrnnError, match=r"data.variant is 'top3': use full or top4"):
         CNNQA(str(tmp_path), "top3")
     with pytest.raises(BnrnnError, match=r"questions/training has no .question files: is --from the folder cnn\?"):
         prepare_cnn_qa(tmp_path, tmp_path)
-    with pytest.raises(BnrnnError, match=r"prepared is missing: with the questions of Hermann .*--from DIR"):
+    with pytest.raises(BnrnnError, match=r"prepared is missing: run .*--from DIR"):
         prepare_cnn_qa(tmp_path)
 
 
-def test_arrays_are_mapped_not_loaded(corpus, tmp_path):
+def test_questions_are_mapped_not_loaded(corpus, tmp_path):
     prepare_cnn_qa(tmp_path, corpus)
-    assert all(isinstance(array, np.memmap) for split in CNNQA(str(tmp_path)).splits.values() for array in split)
+    splits = [split.data for variant in ("full", "top4") for split in CNNQA(str(tmp_path), variant).splits.values()]
+    assert len(splits) == 6 and all(isinstance(table, MemoryMappedTable) for table in splits)

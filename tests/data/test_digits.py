@@ -11,7 +11,7 @@ def test_splits_are_the_whole_set_once_and_sequences_are_the_images():
     batch = next(data.batches("test", 300))
     assert batch.inputs.shape == (64, 300, 1)
     assert torch.allclose(batch.inputs[:, :, 0].T * 16, torch.from_numpy(images[1497:]).float())
-    assert batch.targets.tolist() == [labels[1497:].tolist()]  # of the last step alone
+    assert batch.targets.tolist() == [labels[1497:].tolist()]  # only the last step has a target
 
 
 def test_a_shuffled_pass_shows_everything_once_and_can_begin_in_its_middle():

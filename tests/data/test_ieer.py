@@ -66,7 +66,7 @@ def small(tmp_path, monkeypatch):
 
 def test_of_every_eight_documents_one_validates_and_one_tests(small):
     data = IEERCloze(str(small))
-    assert [len(data.splits[split].answers) for split in ("train", "valid", "test")] == [60, 10, 10]
+    assert [len(data.splits[split]) for split in ("train", "valid", "test")] == [60, 10, 10]
     asked = {q[1][4] for q in originals(data, "valid") if q[1][0] == "about"}
     assert asked == {"<num>"} and "6" not in data.vocabulary
     assert data.permute_entities and [data.vocabulary[i] for i in data.entities] == ["@entity0", "@entity1", "@entity2"]

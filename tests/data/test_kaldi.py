@@ -1,4 +1,4 @@
-"""Kaldi's archives: what its own code writes is read back, and what does not fit together is named."""
+"""Kaldi's archives: the reader reads what Kaldi's own code has written, and errors name files that do not match."""
 
 import gzip
 from pathlib import Path
@@ -42,11 +42,11 @@ def write_states(path: Path, states: dict[str, list[int]]) -> None:
 
 @pytest.fixture
 def wsj(tmp_path, monkeypatch):
-    """Archives of three splits, with a speaker for every two utterances, and alignments in each of the three forms."""
+    """Archives of three splits, with two utterances per speaker, and alignments in each of the three formats."""
     for split, ending in (("train", "1.gz"), ("valid", "ark"), ("test", "txt")):
         folder = tmp_path / "wsj" / split
         folder.mkdir(parents=True)
-        monkeypatch.chdir(folder)  # so that paths in the .scp are from there
+        monkeypatch.chdir(folder)  # so that the paths in the .scp are relative to it
         sums: dict[str, np.ndarray] = {}
         with kaldi_native_io.FloatMatrixWriter("ark,scp:feats.ark,feats.scp") as writer:
             for n, (key, features) in enumerate(features_of(split).items()):
@@ -117,7 +117,7 @@ def test_a_few_utterances_without_an_alignment_are_left_out_and_counted(wsj, mon
     write_states(wsj / "wsj/test/ali.txt", states)
     for share, percent in ((0.05, "5%"), (0.3, "30%")):  # it is one of three
         monkeypatch.setattr("bnrnn.data.kaldi.MAX_SKIPPED", share)
-        message = f"test1 and 0 others of 3 utterances have no alignment, more than {percent}"
+        message = f"1 of 3 utterances have no alignment, expected at most {percent}; the first is test1"
         with pytest.raises(BnrnnError, match=message):
             load(wsj)
     monkeypatch.setattr("bnrnn.data.kaldi.MAX_SKIPPED", 0.4)
@@ -133,13 +133,13 @@ def changed(path: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
-def test_what_does_not_fit_together_is_named(wsj):
+def test_contradicting_files_are_named(wsj):
     test, states = wsj / "wsj/test", states_of("test")
     for alignment, message in [
         ({**states, "test1": [0] * 26}, r"the alignment of test1 has 26 frames, its features have 25"),
         (
             {**states, "test1": [0] * 24 + [STATES]},
-            r"state 7, expected 0 to 6: are these transition ids\? `ali-to-pdf`",
+            r"states \d to 7, expected 0 to 6: if these are transition ids, convert them with `ali-to-pdf`",
         ),
     ]:
         write_states(test / "ali.txt", alignment)
@@ -147,11 +147,11 @@ def test_what_does_not_fit_together_is_named(wsj):
             load(wsj)
     write_states(test / "ali.txt", states)
     write_states(test / "ali.2.gz", {"test0": states["test0"]})
-    with pytest.raises(BnrnnError, match=r"ali.txt: test0 has an alignment before"):
+    with pytest.raises(BnrnnError, match=r"ali.txt: test0 has a second alignment, expected one"):
         load(wsj)
     whole = (test / "ali.2.gz").read_bytes()
     (test / "ali.2.gz").write_bytes(whole[:-6])
-    with pytest.raises(BnrnnError, match=r"ali.2.gz is no archive of alignments"):
+    with pytest.raises(BnrnnError, match=r"ali.2.gz is not an archive of alignments"):
         load(wsj)
     (test / "ali.2.gz").unlink()
     with pytest.raises(BnrnnError, match=r"train0 has 5 features a frame in .*feats.ark:\d+, expected 9"):
@@ -165,7 +165,7 @@ def test_what_does_not_fit_together_is_named(wsj):
             "utt2spk",
             "test1 speaker0",
             "test1 nobody",
-            r"test1 has no speaker in .*utt2spk whose statistics are in cmvn.scp",
+            r"test1: expected its speaker in .*utt2spk and the speaker's statistics in cmvn.scp",
         ),
         ("utt2spk", "test1 speaker0", "test1", r"utt2spk, line 2: expected a new key and a value, found 'test1'"),
         ("utt2spk", "test1", "test0", r"line 2: expected a new key"),
@@ -175,7 +175,7 @@ def test_what_does_not_fit_together_is_named(wsj):
             "feats.scp",
             "feats.ark:6",
             "copy-feats |",
-            r"test0 is the output of a command: write its features with copy-",
+            r"test0 is read from a command, expected a file: write the features with copy-",
         ),
     ]:
         before = (test / name).read_text()

@@ -15,7 +15,7 @@ LENGTHS = {"train": 1_037, "valid": 205, "test": 2_345}
 
 @pytest.fixture
 def texts() -> dict[str, np.ndarray]:
-    """Random text, in which any two segments differ."""
+    """Random text in which all segments differ."""
     rng = np.random.default_rng(0)
     return {split: rng.choice(np.frombuffer(SYMBOLS, np.uint8), size) for split, size in LENGTHS.items()}
 
@@ -30,7 +30,7 @@ def ids(text: np.ndarray) -> list[int]:
 
 
 def rows(batches: list[Batch]) -> list[list[int]]:
-    """The sequences of symbols behind batches: inputs, then the last target."""
+    """The sequences of symbols from which batches were made: the inputs, then the last target."""
     return [[*x.tolist(), int(y[-1])] for b in batches for x, y in zip(b.inputs.T, b.targets.T, strict=True)]
 
 
@@ -112,7 +112,7 @@ def test_the_number_of_batches_is_the_number_of_batches(segments, split, shuffle
 
 
 @pytest.mark.parametrize("start", [0, 1, 14, 15])
-def test_a_pass_taken_up_again_goes_on_with_the_same_segments(segments, start):
+def test_a_resumed_pass_continues_with_the_same_segments(segments, start):
     assert segments.num_batches("train", 7) == 15
     whole = list(segments.batches("train", 7, seeded()))
     assert_same(list(segments.batches("train", 7, seeded(), start)), whole[start:])
@@ -202,7 +202,7 @@ def test_streams_joined_again_are_the_text(window, batch_size):
     assert len(batches) == data.num_batches("train", batch_size)
 
 
-def test_streams_go_on_from_window_to_window_and_ignore_the_generator():
+def test_streams_continue_from_window_to_window_and_ignore_the_generator():
     data = Streams({"train": TOKENS}, vocabulary_size=1_000, window=20)
     batches = list(data.batches("train", 8))
     assert [b.carried for b in batches] == [False] + [True] * 6
@@ -213,7 +213,7 @@ def test_streams_go_on_from_window_to_window_and_ignore_the_generator():
 
 
 @pytest.mark.parametrize("start", [0, 1, 6, 7])
-def test_streams_taken_up_again_go_on_with_the_same_windows(start):
+def test_a_resumed_pass_of_streams_continues_with_the_same_windows(start):
     data = Streams({"train": TOKENS}, vocabulary_size=1_000, window=20)
     assert data.num_batches("train", 8) == 7
     assert_same(list(data.batches("train", 8, start=start)), list(data.batches("train", 8))[start:])

@@ -20,13 +20,13 @@ NAMES = list(mnist.CHECKSUMS)
 
 
 def idx(array: np.ndarray) -> bytes:
-    """The idx format of MNIST's files: magic number with type and number of axes, sizes, bytes."""
+    """An array in the idx format of MNIST's files: magic number with type and number of axes, sizes, bytes."""
     return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
 @pytest.fixture
 def small(tmp_path, monkeypatch) -> dict[str, np.ndarray]:
-    """A small MNIST of random images in tmp_path/mnist that passes for the published one."""
+    """A small MNIST of random images in tmp_path/mnist, with the checksums patched to accept it."""
     rng = np.random.default_rng(0)
     arrays = {}
     for part, num in (("train", 30), ("t10k", 8)):
@@ -110,7 +110,7 @@ def garbage(path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("damage", [remove, truncate, empty, swap_a_byte, garbage])
-def test_each_damaged_file_is_named_with_the_command_that_mends_it(small, tmp_path, name, damage):
+def test_each_damaged_file_is_named_with_the_command_that_repairs_it(small, tmp_path, name, damage):
     damage(tmp_path / "mnist" / f"{name}.gz")
     with pytest.raises(BnrnnError, match=rf"{name}(.|\n)*make data") as error:
         SequentialMNIST(str(tmp_path))
@@ -124,7 +124,7 @@ def test_an_unknown_order_is_refused(small, tmp_path):
 
 @pytest.fixture
 def mirror(small, tmp_path, monkeypatch) -> Iterator[Path]:
-    """A web server with the four files, in place of the public ones."""
+    """A local web server with the four files, which takes the place of the public one."""
     folder = tmp_path / "mirror"
     (tmp_path / "mnist").rename(folder)
     with served(folder) as address:
@@ -132,7 +132,7 @@ def mirror(small, tmp_path, monkeypatch) -> Iterator[Path]:
         yield folder
 
 
-def test_download_mends_what_is_missing_and_leaves_only_verified_files(mirror, tmp_path):
+def test_download_fetches_missing_files_and_leaves_only_verified_ones(mirror, tmp_path):
     data_dir = tmp_path / "fresh"
     prepare_mnist(data_dir)
     assert sorted(p.name for p in (data_dir / "mnist").iterdir()) == sorted(f"{name}.gz" for name in NAMES)
@@ -142,7 +142,7 @@ def test_download_mends_what_is_missing_and_leaves_only_verified_files(mirror, t
     assert sorted(p.name for p in (data_dir / "mnist").iterdir()) == sorted(f"{name}.gz" for name in NAMES)
     for name in NAMES:
         remove(mirror / f"{name}.gz")
-    prepare_mnist(data_dir)  # complete: asks for nothing
+    prepare_mnist(data_dir)  # complete, so nothing is downloaded
     assert len(SequentialMNIST(str(data_dir)).splits["train"][1]) == 20
 
 

@@ -27,7 +27,7 @@ CONTENTS = {
 
 @pytest.fixture
 def small(tmp_path, monkeypatch) -> Path:
-    """A folder with three short texts that pass for Mikolov's."""
+    """A folder with three short texts, with the checksums patched to accept them."""
     (tmp_path / "ptb").mkdir()
     for name, content in CONTENTS.items():
         (tmp_path / "ptb" / name).write_bytes(content)
@@ -99,7 +99,7 @@ def garbage(path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("damage", [remove, empty, truncate, garbage])
 @pytest.mark.parametrize("load", [lambda folder: PTBChar(folder, length=5), lambda folder: PTBWord(folder, window=4)])
-def test_each_damaged_file_is_named_with_the_command_that_mends_it(small, name, damage, load):
+def test_each_damaged_file_is_named_with_the_command_that_repairs_it(small, name, damage, load):
     damage(small / "ptb" / name)
     with pytest.raises(BnrnnError, match=rf"ptb/{name} is (missing|not Mikolov's).*make data") as error:
         load(str(small))
@@ -115,14 +115,14 @@ def test_what_is_not_mikolovs_is_described(small):
 
 @pytest.fixture
 def mirror(small, monkeypatch) -> Iterator[Path]:
-    """The folder that downloads come from, in place of the web."""
+    """The folder from which files are downloaded, instead of the web."""
     folder = (small / "ptb").rename(small / "mirror")
     with served(folder) as address:
         monkeypatch.setattr(ptb, "URL", address)
         yield folder
 
 
-def test_download_mends_what_is_missing_or_damaged_and_touches_nothing_else(mirror, tmp_path, capsys):
+def test_download_replaces_missing_or_damaged_files_and_no_others(mirror, tmp_path, capsys):
     folder = tmp_path / "fresh" / "ptb"
     prepare_ptb(folder.parent)
     truncate(folder / NAMES[0])
@@ -133,7 +133,7 @@ def test_download_mends_what_is_missing_or_damaged_and_touches_nothing_else(mirr
     assert (folder / NAMES[1]).stat().st_ino == inode
     for name in NAMES:
         remove(mirror / name)
-    prepare_ptb(folder.parent)  # complete: asks for nothing
+    prepare_ptb(folder.parent)  # complete, so nothing is downloaded
     assert capsys.readouterr().out == f"{folder}: complete\n" * 3
 
 

@@ -30,7 +30,7 @@ def passes_for_text8(text: bytes, monkeypatch) -> None:
 
 @pytest.fixture
 def whole(monkeypatch) -> bytes:
-    """10,000 random characters that pass for all of text8."""
+    """10,000 random characters, with size and checksum patched to accept them as text8."""
     letters = np.random.default_rng(0).choice(np.frombuffer(SYMBOLS, np.uint8), 10_000)
     text = BEGINNING + letters.tobytes()[len(BEGINNING) :]
     passes_for_text8(text, monkeypatch)
@@ -161,7 +161,7 @@ def test_another_text_is_no_beginning_of_text8(whole, folder):
 
 def test_all_of_text8_is_not_called_a_prefix(whole, folder):
     plain(folder, whole)
-    with pytest.raises(BnrnnError, match="expected a shorter beginning of text8: use data=text8"):
+    with pytest.raises(BnrnnError, match="expected only the beginning of text8: use data=text8"):
         load(folder, prefix=True)
 
 
@@ -196,7 +196,7 @@ def garbage(path: Path) -> None:
 @pytest.mark.parametrize("prefix", [False, True])
 @pytest.mark.parametrize("damage", [truncate, swap_a_byte, garbage])
 @pytest.mark.parametrize(("store", "name"), [(zipped, "text8.zip"), (gzipped, "text8-some.gz")])
-def test_a_damaged_archive_is_named_with_the_command_that_mends_it(whole, folder, store, name, damage, prefix):
+def test_a_damaged_archive_is_named_with_the_command_that_repairs_it(whole, folder, store, name, damage, prefix):
     store(folder, whole)
     damage(folder / name)
     message = rf"text8/{name} is damaged or incomplete \(.*\): expected text8, found [\d,]+ bytes: run `make data`"
@@ -219,7 +219,7 @@ def test_a_text_too_short_for_the_lengths_is_refused(whole, folder):
 
 @pytest.fixture
 def mirror(whole, tmp_path, monkeypatch) -> Iterator[Path]:
-    """The archive that downloads come from, in place of the web's."""
+    """The archive that is downloaded, instead of the one on the web."""
     (tmp_path / "mirror").mkdir()
     zipped(tmp_path / "mirror", whole)
     path = tmp_path / "mirror" / "text8.zip"
@@ -238,7 +238,7 @@ def test_download_brings_what_a_prefix_does_not_replace(mirror, whole, folder, b
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == others | {"text8": whole}
     assert load(folder).splits["train"].tobytes() == whole[:9000]
     mirror.unlink()
-    prepare_text8(folder.parent)  # complete: asks for nothing
+    prepare_text8(folder.parent)  # complete, so nothing is downloaded
     assert capsys.readouterr().out == f"{folder}: complete\n" * 2
 
 

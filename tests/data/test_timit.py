@@ -1,4 +1,4 @@
-"""Speech with phones: features against a second implementation, classes of frames, and the archive they come from."""
+"""Speech with phones: features compared with a second implementation, classes of frames, and the archive."""
 
 import io
 import os
@@ -19,7 +19,7 @@ SPEAKERS = [f"dr{n}-{sex}{name}0" for n, (sex, name) in enumerate(zip("fffffmmmm
 
 
 def sound(num_samples: int, seed: int = 0) -> np.ndarray:
-    """Noise with tones in it."""
+    """Noise with tones."""
     draw = np.random.default_rng(seed)
     t = np.arange(num_samples) / timit.RATE
     tones = 3000 * np.sin(2 * np.pi * 440 * t) + 500 * np.sin(2 * np.pi * 3100 * t)
@@ -66,7 +66,9 @@ def test_differences_of_a_line_are_its_slope_and_of_a_parabola_its_curvature():
     assert found.shape == (20, 6) and found.dtype == np.float32
     np.testing.assert_allclose(found[:, :2], np.stack([3 * t, t**2], 1))
     np.testing.assert_allclose(found[4:-4, 2:], [[3, 2 * n, 0, 2] for n in range(4, 16)], atol=1e-4)
-    np.testing.assert_allclose(found[0, 2], (1 * 3 + 2 * 6) / 10, rtol=1e-6)  # the first frame goes on before itself
+    np.testing.assert_allclose(
+        found[0, 2], (1 * 3 + 2 * 6) / 10, rtol=1e-6
+    )  # the first frame is repeated before the beginning
 
 
 def test_the_class_of_a_frame_is_the_third_of_the_phone_in_its_middle():
@@ -74,23 +76,23 @@ def test_the_class_of_a_frame_is_the_third_of_the_phone_in_its_middle():
     found = classes(segments, 20)
     h, iy = 3 * PHONES.index("h#"), 3 * PHONES.index("iy")
     assert found.tolist()[:5] == [h, h + 1, h + 1, h + 2, h + 2]  # middles at 200, 360, 520, 680, 840
-    assert found[5] == iy  # 1000 begins iy: nothing of b is in the middle of a frame
-    assert [found[5:].tolist().count(iy + k) for k in range(3)] == [5, 4, 6]  # after the end its last third goes on
+    assert found[5] == iy  # iy begins at 1000; no middle of a frame lies in b
+    assert [found[5:].tolist().count(iy + k) for k in range(3)] == [5, 4, 6]  # frames after the end get its last third
 
 
-def test_phones_and_waves_that_are_none_are_named():
+def test_malformed_phone_and_wave_files_are_named():
     assert read_phones("0 10 h#\n10 30 aa\n", "a.phn") == [(0, 10, "h#"), (10, 30, "aa")]
     for content, message in [
-        ("0 10 h#\n11 30 aa", r"a.phn, line 2: expected 10, an end and a phone, found '11 30 aa'"),
-        ("0 10 h#\n10 10 aa", r"line 2: expected 10"),
-        ("0 ten h#", r"line 1: expected 0"),
+        ("0 10 h#\n11 30 aa", r"a.phn, line 2: expected '10 END PHONE', END after 10, found '11 30 aa'"),
+        ("0 10 h#\n10 10 aa", r"line 2: expected '10 "),
+        ("0 ten h#", r"line 1: expected '0 "),
         ("0 10 xx", r"line 1: phone 'xx' is unknown, expected one of TIMIT's 61"),
         ("", r"a.phn is empty"),
     ]:
         with pytest.raises(BnrnnError, match=message):
             read_phones(content, "a.phn")
     for content, message in [
-        (b"no wave", r"a.wav is no .wav file"),
+        (b"no wave", r"a.wav is not a .wav file"),
         (wav(sound(800), rate=8000), r"1 channels of 16 bits at 8,000 Hz, expected 1 of 16 at 16,000"),
         (wav(sound(800), channels=2), r"2 channels"),
         (wav(sound(399)), r"399 samples, expected at least the 400 of one frame"),
@@ -101,7 +103,7 @@ def test_phones_and_waves_that_are_none_are_named():
 
 @pytest.fixture
 def sample(tmp_path):
-    """Ten speakers of three sentences, one of which everybody reads."""
+    """Ten speakers who read three sentences each; all of them read one of these."""
     return write(tmp_path, {})
 
 
@@ -123,7 +125,7 @@ def write(folder, changes: dict[str, bytes | None]):
     return folder
 
 
-def test_speakers_are_in_one_split_and_the_shared_sentence_in_training_alone(sample):
+def test_speakers_are_in_one_split_and_the_shared_sentence_only_in_training(sample):
     splits = divide(set(SPEAKERS))
     assert sorted(name for part in splits.values() for name in part) == sorted(SPEAKERS)
     for split in ("valid", "test"):
@@ -171,8 +173,8 @@ def test_features_are_normalized_by_speaker_or_by_the_training_speakers_together
 def test_what_is_wrong_with_the_archive_is_named(sample, tmp_path):
     name = f"{SPEAKERS[0]}/si7"
     for changes, message in [
-        ({f"{name}.phn": None}, rf"{name}.wav has phones marked in a .phn file"),
-        ({f"{name}.phn": b"0 90000 aa\n"}, rf"{name}.phn: ends at sample 90,000, after the recording's 4,160"),
+        ({f"{name}.phn": None}, rf"{name}.wav has no .phn file, expected a .wav and"),
+        ({f"{name}.phn": b"0 90000 aa\n"}, rf"{name}.phn: the last phone ends at sample 90,000.*4,160"),
         ({f"{name}.wav": wav(sound(4160), rate=8000)}, rf"{name}.wav has 1 channels of 16 bits at 8,000 Hz"),
         ({f"{s}/{n}.{e}": None for s in SPEAKERS[:3] for n in ("sa1", "si7", "sx8") for e in ("wav", "phn")},
          r"2 speakers named <region>-f..., expected at least 3"),
@@ -196,5 +198,7 @@ def test_the_real_sample_has_160_utterances_of_16_speakers():
     speakers = [{u.name.split("/")[0] for u in part} for part in data.splits.values()]
     assert [len(s) for s in speakers] == [12, 2, 2] and len(set.union(*speakers)) == 16
     labels = np.concatenate([u.labels for u in data.splits["train"]])
-    assert {PHONES[n] for n in range(61) if n not in labels // 3} == {"eng"}  # nobody of the twelve says it
+    assert {PHONES[n] for n in range(61) if n not in labels // 3} == {
+        "eng"
+    }  # none of the twelve training speakers says it
     assert len(labels) > 30_000

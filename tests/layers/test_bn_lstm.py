@@ -21,7 +21,7 @@ T, B, I, H = 6, 8, 3, 4
 
 
 def random_layer(kind=BNLSTM, t_max: int = T) -> nn.Module:
-    """A layer in float64 whose every parameter is random, so that none can be forgotten."""
+    """A layer in float64 whose parameters are all random, so that a forgotten parameter changes the result."""
     layer = kind(I, H, t_max).double()
     for parameter in layer.parameters():
         nn.init.uniform_(parameter, -1, 1)
@@ -29,7 +29,7 @@ def random_layer(kind=BNLSTM, t_max: int = T) -> nn.Module:
 
 
 def switch_off(norm: SequenceBatchNorm) -> None:
-    """Population statistics and scale with which normalization changes nothing."""
+    """Set population statistics and gamma so that normalization changes nothing."""
     norm.pop_mean.zero_()
     norm.pop_var.fill_(1 - norm.eps)
     nn.init.ones_(norm.gamma)
@@ -116,7 +116,7 @@ def test_the_scale_of_the_weights_does_not_matter():
 
 def test_at_the_start_both_terms_have_standard_deviation_gamma():
     layer = BNLSTM(1, 100, 20)
-    x = 100 * torch.rand(20, 50, 1)  # so that eps does not count
+    x = 100 * torch.rand(20, 50, 1)  # large, so that eps is negligible
     assert_near("input term", torch.tensor(0.1), layer.bn_ih(x @ layer.weight_ih.T).std(1, correction=0).mean(), 0.01)
     h = 100 * torch.randn(50, 100)
     recurrent = layer.bn_hh((h @ layer.weight_hh.T)[None])
@@ -192,17 +192,17 @@ def test_steps_beyond_t_max_use_the_last_statistics():
     assert torch.equal(layer.eval()(x)[0], longer.eval()(x)[0])
 
 
-def test_steps_that_no_sequence_reached_repeat_the_last_that_was():
+def test_steps_that_no_sequence_reached_repeat_the_last_reached_step():
     layer = random_layer()
     estimate_population_statistics(layer, [torch.randn(n, B, I, dtype=torch.float64) for n in (2, 4)])
     assert torch.equal(layer.bn_hh.pop_mean[3], layer.bn_hh.pop_mean[5])
     assert not torch.equal(layer.bn_hh.pop_mean[2], layer.bn_hh.pop_mean[3])
-    with pytest.raises(BnrnnError, match="no batch was given"):
+    with pytest.raises(BnrnnError, match="at least one batch of training inputs, got none"):
         estimate_population_statistics(layer, [])
 
 
-def test_where_all_sequences_are_the_same_nothing_is_made_of_what_batches_differ_in():
-    """Sequence-wise statistics move a first word that is the same everywhere from batch to batch, without variance."""
+def test_differences_between_batches_are_not_amplified_where_all_sequences_are_equal():
+    """Sequence-wise statistics shift a first word that is equal in all sequences differently in each batch."""
     layer = random_layer(partial(BNLSTM, input_statistics="sequence"))
     x = torch.randn(20, T, B, I, dtype=torch.float64) + torch.randn(20, 1, 1, I, dtype=torch.float64)
     x[:, 0] = 1.0
@@ -212,7 +212,7 @@ def test_where_all_sequences_are_the_same_nothing_is_made_of_what_batches_differ
         y, _ = layer.eval()(x[0])
     assert y[1].abs().mean() > 0.1
     assert y[0].abs().max() < 1e-6
-    with pytest.raises(BnrnnError, match="take two passes: give a list, not an iterator"):
+    with pytest.raises(BnrnnError, match="need two passes: pass a list of batches, not an iterator"):
         estimate_population_statistics(layer, iter(x))
 
 
@@ -244,7 +244,7 @@ def test_t_max_must_be_positive():
 
 
 def test_constant_input_makes_the_state_gradient_explode_and_noise_prevents_it():
-    """Where the batch has no variance, BN multiplies gradients by gamma / sqrt(eps) = 31.6 a step (recipe of D5)."""
+    """If the batch has no variance, BN multiplies gradients by gamma / sqrt(eps) = 31.6 per step (recipe of D5)."""
     torch.manual_seed(0)
     layer, x = BNLSTM(1, 50, 10).double(), torch.zeros(4, 20, 1, dtype=torch.float64)
     norms = []
@@ -264,7 +264,7 @@ def test_a_step_with_a_single_sequence_counts_in_none_of_the_norms():
         assert torch.equal(norm.pop_mean[4:], norm.pop_mean[3].expand_as(norm.pop_mean[4:]))
 
 
-def test_the_input_product_can_have_an_eps_of_its_own():
+def test_the_input_product_can_have_its_own_eps():
     layer = random_layer(partial(BNLSTM, input_statistics="sequence", input_eps=1.0, eps=1e-3))
     assert (layer.bn_ih.eps, layer.bn_hh.eps, layer.bn_c.eps) == (1.0, 1e-3, 1e-3)
     plain = random_layer(partial(BNLSTM, input_statistics="sequence", eps=1e-3))
@@ -275,18 +275,18 @@ def test_the_input_product_can_have_an_eps_of_its_own():
     scale = ((product.var(0, correction=0) + 1e-3) / (product.var(0, correction=0) + 1.0)).sqrt()
     plain.bn_ih.gamma.data *= scale
     assert_near("y", plain(x)[0], layer(x)[0])
-    with pytest.raises(BnrnnError, match=r"input_eps=1\.0 is for input_statistics='sequence': use eps"):
+    with pytest.raises(BnrnnError, match=r"input_eps=1\.0 needs input_statistics='sequence': use eps"):
         BNLSTM(I, H, T, input_eps=1.0)
 
 
 @pytest.mark.parametrize("sizes", [[8, 5, 3, 2, 1], [9, 5, 3, 2, 1, 1], [8, 3, 5, 2, 1, 1], [8, 5, 3, 2, 1, 0]])
-def test_batch_sizes_that_do_not_fit_are_named(sizes):
-    with pytest.raises(BnrnnError, match="batch_sizes must say for each of the 6 steps how many of the 8 sequences"):
+def test_wrong_batch_sizes_are_named(sizes):
+    with pytest.raises(BnrnnError, match="running sequences for each of the 6 steps, between 8 and 1"):
         BNLSTM(I, H, T)(torch.randn(T, B, I), batch_sizes=sizes)
 
 
 @pytest.mark.parametrize("ended_count", [False, True])
-def test_ended_sequences_count_in_the_statistics_if_that_is_asked_for(ended_count):
+def test_finished_sequences_count_in_the_statistics_with_ended_count(ended_count):
     layer, x = random_layer(partial(BNLSTM, ended_count=ended_count)), torch.randn(T, B, I, dtype=torch.float64)
     sizes = [B, 5, 3, 3, 2, 2]
     with collecting_statistics(layer, estimated_together(layer)[0]):

@@ -11,7 +11,7 @@ T, B, I, H = 7, 5, 3, 4
 
 
 def paired(dtype=torch.float64) -> tuple[LSTM, nn.LSTM]:
-    """Our layer and torch's with the same weights."""
+    """Our layer and torch.nn.LSTM with the same weights."""
     ours, torchs = LSTM(I, H).to(dtype), nn.LSTM(I, H).to(dtype)
     with torch.no_grad():
         torchs.weight_ih_l0.copy_(ours.weight_ih)

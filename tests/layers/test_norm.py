@@ -40,11 +40,11 @@ def test_statistics_are_mean_and_biased_variance_also_without_any_spread():
     assert_near("mean", x.double().mean(0), mean)
     assert_near("var", x.double().var(0, correction=0)[[0, 2]], var[[0, 2]])
     assert_near("var of a small spread", x.double().var(0, correction=0)[1], var[1], 1e-4)
-    assert var[3] < 1e-6 * 1e-5  # nothing beside eps
+    assert var[3] < 1e-6 * 1e-5  # negligible compared with eps
 
 
 def test_a_step_with_a_single_sequence_does_not_count_in_the_population_statistics():
-    """Its variance is 0 and says nothing: the step repeats the last one that had at least two."""
+    """Its variance is always 0, so the step repeats the statistics of the last step with at least two sequences."""
     norm, x = SequenceBatchNorm(3, t_max=4), torch.randn(4, 5, 3)
     with collecting_statistics(norm, [norm]):
         norm(x, batch_sizes=[5, 2, 1, 1])
@@ -66,7 +66,7 @@ def test_a_single_frame_over_batch_and_time_has_no_variance():
 
 def test_shared_statistics_are_the_average_over_time_and_end_with_the_block():
     norm, x = SequenceBatchNorm(3, t_max=4).eval(), torch.randn(4, 5, 3)
-    estimate_population_statistics(norm, iter([x]))  # an iterator will do for a model that takes one pass
+    estimate_population_statistics(norm, iter([x]))  # an iterator is enough for a model that needs one pass
     mean, var = norm.pop_mean.clone(), norm.pop_var.clone()
     with shared_statistics(norm):
         expected = 0.1 * (x - mean.mean(0)) / (var.mean(0) + norm.eps).sqrt()

@@ -114,7 +114,7 @@ def test_a_sequence_may_be_fed_in_pieces(place):
     assert_near("state", last, end)
 
 
-def test_states_are_carried_at_first():
+def test_the_initial_bias_carries_the_state():
     for layer in (RHN(I, H), BNRHN(I, H, T)):
         a = layer.bias.detach()
         assert (a[:, :H] == 0).all() and (a[:, H : 2 * H] == -2).all() and (a[:, 2 * H :] == 2).all()
@@ -124,7 +124,7 @@ def test_states_are_carried_at_first():
 
 
 def test_bad_arguments_are_errors():
-    with pytest.raises(BnrnnError, match="depth is the number of highway layers in a step, at least 1, got 0"):
+    with pytest.raises(BnrnnError, match="highway layers in a time step, must be at least 1, got 0"):
         RHN(I, H, depth=0)
     with pytest.raises(BnrnnError, match="place='gates' is unknown: use None, 'every', 'first', 'sum'"):
         BNRHN(I, H, T, place="gates")
@@ -142,11 +142,11 @@ def test_bfloat16_keeps_the_state_in_float32():
 
 
 def test_a_state_of_another_shape_or_dtype_is_an_error():
-    with pytest.raises(BnrnnError, match=r"s does not fit x_proj: expected \(\(40000, 512\)"):
+    with pytest.raises(BnrnnError, match=r"s does not match x_proj: expected \(\(40000, 512\)"):
         RHN(3, 512)(torch.randn(2, 40000, 3), (torch.zeros(1, 512),))
     stack, x = Stack(RHN, I, H), torch.randn(T, B, I)
     _, (state,) = stack(x)
-    with pytest.raises(BnrnnError, match="s does not fit x_proj"):
+    with pytest.raises(BnrnnError, match="s does not match x_proj"):
         stack(x, (state.double(),))
 
 

@@ -113,5 +113,5 @@ def test_what_makes_no_sense_is_refused(options):
         BnrnnError, match=r"statistics='moving' is unknown|momentum must be .* from 0.0 to 1.0, got 2.0"
     ):
         bnrnn.LSTM(I, H, norm="batch", t_max=T, **options)
-    with pytest.raises(BnrnnError, match="norm=None has none"):
+    with pytest.raises(BnrnnError, match="set norm, or leave them out"):
         bnrnn.LSTM(I, H, statistics="running")

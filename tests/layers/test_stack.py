@@ -1,4 +1,4 @@
-"""bnrnn.LSTM against torch.nn.LSTM, and padded batches against what they stand for."""
+"""bnrnn.LSTM compared with torch.nn.LSTM, and padded batches compared with single sequences."""
 
 import copy
 import io
@@ -42,7 +42,7 @@ def _cpu_engine():
 
 
 def paired(dtype: torch.dtype = torch.float64, **options) -> tuple[bnrnn.LSTM, nn.LSTM]:
-    """Ours and torch's with the same weights."""
+    """bnrnn.LSTM and torch.nn.LSTM with the same weights."""
     torchs = nn.LSTM(I, H, **options, dtype=dtype)
     ours = bnrnn.LSTM(I, H, **options, dtype=dtype)
     ours.load_state_dict(torchs.state_dict())
@@ -50,7 +50,7 @@ def paired(dtype: torch.dtype = torch.float64, **options) -> tuple[bnrnn.LSTM, n
 
 
 def random_lstm(num_layers: int = 1, bidirectional: bool = False, **options) -> bnrnn.LSTM:
-    """In float64, with every parameter random, so that none can be forgotten."""
+    """A module in float64 whose parameters are all random, so that a forgotten parameter changes the result."""
     lstm = bnrnn.LSTM(I, H, num_layers, bidirectional=bidirectional, t_max=T, dtype=torch.float64, **options)
     for parameter in lstm.parameters():
         nn.init.uniform_(parameter, -1, 1)
@@ -66,7 +66,7 @@ def data(value: Tensor | PackedSequence) -> Tensor:
 
 
 def results(lstm: nn.Module, x: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None) -> dict[str, Tensor]:
-    """Outputs, last states and all gradients, by name; those of two biases, which are equal, once."""
+    """Outputs, last states and all gradients, by name. The equal gradients of nn.LSTM's two biases are listed once."""
     torch.manual_seed(1)
     leaf = data(x).clone().requires_grad_()
     leaves = {"x": leaf}
@@ -196,7 +196,7 @@ def test_the_state_dict_of_nn_lstm_within_a_larger_model_can_be_loaded():
     assert_near("y", theirs["encoder"]["rnn"](x)[0], ours["encoder"]["rnn"](x)[0])
 
 
-def test_its_own_state_dict_goes_round_exactly():
+def test_its_own_state_dict_is_restored_exactly():
     lstm, x = random_lstm(2, True, norm="batch"), randn(T, B, I)
     estimate_population_statistics(lstm, [x])
     stored = lstm.state_dict()
@@ -261,7 +261,7 @@ def with_padding(x: Tensor, fill: float) -> Tensor:
 
 
 def padded_results(lstm: bnrnn.LSTM, x: Tensor, hx: tuple[Tensor, Tensor], lengths: list[int]) -> dict[str, Tensor]:
-    """y, states and all gradients of a loss that weighs the sequences alike."""
+    """y, states and all gradients of a loss that weights all sequences equally."""
     torch.manual_seed(1)
     x, *hx = (v.clone().requires_grad_() for v in (x, *hx))
     y, (h, c) = lstm(x, tuple(hx), lengths=lengths)
@@ -277,7 +277,7 @@ def statistics(lstm: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_what_stands_in_the_padding_does_not_matter(norm):
+def test_values_in_the_padding_do_not_matter(norm):
     lstm, x = random_lstm(2, True, **norm), randn(T, B, I)
     hx = states(lstm, B)
     expected = padded_results(lstm, with_padding(x, 0), hx, LENGTHS)
@@ -401,7 +401,7 @@ def test_sequence_wise_normalization_is_written_out_in_laurent_eqs_20_and_21():
     (layer,) = lstm.layers
     frames = torch.cat([products(lstm, x[:n, b]) for b, n in enumerate(LENGTHS)])
     normed = nn.functional.batch_norm(frames, None, None, layer.bn_ih.gamma, layer.bias, training=True)
-    plain = nn.LSTM(4 * H, H, bias=False, dtype=torch.float64)  # fed with what the normalization gives
+    plain = nn.LSTM(4 * H, H, bias=False, dtype=torch.float64)  # its input is the output of the normalization
     with torch.no_grad():
         plain.weight_ih_l0.copy_(torch.eye(4 * H))
         plain.weight_hh_l0.copy_(layer.weight_hh)
@@ -444,7 +444,7 @@ def test_population_statistics_are_estimated_from_packed_sequences(norm):
         expected = lstm(batch)[0].data
     assert_near("y", expected, lstm(batch)[0].data)
     y, _ = lstm(x, lengths=lengths)
-    for b, n in enumerate(lengths):  # evaluation never reads the batch, nor the padding
+    for b, n in enumerate(lengths):  # evaluation depends neither on the batch nor on the padding
         assert_near("alone", y[:n, b], lstm(x[:n, b])[0])
 
 
@@ -554,11 +554,11 @@ def test_dropout_zeroes_and_scales_what_goes_between_layers_and_nothing_after_th
         ({"norm": "input_batch"}, "t_max"),
         ({"norm": "batch", "t_max": 0}, "t_max must be at least 1"),
         ({"norm": "batch", "t_max": 3, "input_statistics": "step"}, "input_statistics='step' is unknown: use 'frame'"),
-        ({"gamma_init": 0.1}, "norm=None has none"),
-        ({"input_statistics": "sequence"}, "norm=None has none"),
+        ({"gamma_init": 0.1}, "need a normalization: set norm"),
+        ({"input_statistics": "sequence"}, "need a normalization: set norm"),
         ({"norm": "input_batch", "t_max": 3, "bias": False}, "needs bias=True"),
         ({"proj_size": 2}, "proj_size=2 is not supported"),
-        ({"dropout": 1.5}, "dropout is the probability of a zero, between 0 and 1, got 1.5"),
+        ({"dropout": 1.5}, r"dropout, .*, must be in 0 ... 1, got 1.5"),
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
         ({"hidden_size": 0}, "hidden_size must be at least 1, got 0"),
     ],
@@ -581,7 +581,7 @@ def test_bad_arguments_are_named(options, message):
         (lambda lstm: lstm(torch.zeros(T, I), (torch.zeros(2, 1, H),) * 2), r"\(2, 4\); got shapes \[\(2, 1, 4\)"),
         (lambda lstm: lstm(pack_sequence([torch.zeros(T, I)]), (torch.zeros(2, 2, H),) * 2), r"\(2, 1, 4\); got"),
         (lambda lstm: lstm(pack_sequence([torch.zeros(T, I + 1)])), r"packed frames \(N, 3\), got shape \(6, 4\)"),
-        (lambda lstm: lstm(pack_sequence([torch.zeros(T, I)]), lengths=[T]), "has lengths of its own"),
+        (lambda lstm: lstm(pack_sequence([torch.zeros(T, I)]), lengths=[T]), "which has its own lengths"),
         (lambda lstm: lstm(torch.zeros(T, B, I), t_start=1), "t_start=1: a bidirectional stack needs the whole"),
     ],
 )
@@ -594,7 +594,7 @@ def test_bad_input_is_named(run: Callable, message):
     "lengths", [[T] * (B - 1), [T + 1] * B, [0, *[T] * (B - 1)], torch.full((B,), 2.0), torch.full((B, 1), 2)]
 )
 def test_bad_lengths_are_named(lengths):
-    with pytest.raises(BnrnnError, match="lengths must be 5 integers between 1 and 6, one a sequence of x; got"):
+    with pytest.raises(BnrnnError, match="lengths must be 5 integers between 1 and 6, one per sequence; got"):
         bnrnn.LSTM(I, H)(torch.zeros(T, B, I), lengths=lengths)
 
 
@@ -609,7 +609,7 @@ def test_a_nan_is_found_where_it_was_given():
         lstm(pack_padded_sequence(x, LENGTHS, enforce_sorted=False))
 
 
-def test_divergence_within_is_no_error_of_the_input():
+def test_a_nan_inside_the_stack_is_not_reported_as_bad_input():
     lstm = bnrnn.LSTM(I, H, 2)
     nn.init.constant_(lstm.layers[0].weight_hh, torch.nan)
     assert lstm(torch.zeros(T, B, I))[0].isnan().any()
@@ -625,8 +625,8 @@ def test_a_single_sequence_cannot_train_a_batch_norm():
         random_lstm(norm="batch")(randn(T, I))
 
 
-def test_dropout_that_can_do_nothing_is_a_warning_as_in_nn_lstm():
-    with pytest.warns(UserWarning, match="dropout acts between layers"):
+def test_dropout_without_effect_is_a_warning_as_in_nn_lstm():
+    with pytest.warns(UserWarning, match="dropout has no effect: it acts between layers"):
         bnrnn.LSTM(I, H, dropout=0.5)
 
 

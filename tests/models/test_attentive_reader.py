@@ -1,4 +1,4 @@
-"""The reader against its equations written out question by question, and what padding must not do."""
+"""The reader compared with its equations for single questions, and independence of padding."""
 
 from functools import partial
 
@@ -31,7 +31,7 @@ each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
 def reader(variant: str, **options) -> AttentiveReader:
-    """A small reader of random weights in float64, without dropout."""
+    """A small reader with random weights in float64, without dropout."""
     given = {"hidden_size": H, "input_size": V, "output_size": V, "t_max": T, "dropout": 0.0}
     model = AttentiveReader(**given | VARIANTS[variant] | options).double()
     with torch.no_grad():
@@ -56,7 +56,7 @@ def gradients(model: nn.Module, inputs: Question, rows: slice) -> dict[str, torc
 
 
 def by_hand(model: AttentiveReader, passage: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """Logits (V,) of one unpadded question by the equations, its encoders those of torch."""
+    """The logits (V,) of one unpadded question, computed from the equations with torch's encoders."""
 
     def read(encoder, ids, initial):
         x, ys, last = model.embedding.weight[ids], [], []
@@ -121,7 +121,7 @@ def test_padded_steps_and_padded_questions_change_nothing(variant):
         [*inputs.question_lengths, 0, 0],
         F.pad(inputs.candidates, (0, 2)),
     )
-    padded.passage[9:, :5], padded.question[4:, 2] = 3, 7  # words behind the end
+    padded.passage[9:, :5], padded.question[4:, 2] = 3, 7  # words after the end
     found = model(padded)[0]
     assert_near("logits", logits, found[:, :5])
     assert found[:, 5:].count_nonzero() == 0
@@ -231,7 +231,7 @@ def test_an_unknown_switch_is_an_error():
 
 
 @pytest.mark.parametrize("equal_draws", [True, False])
-def test_matrices_begin_small_and_equal_or_each_by_itself(equal_draws):
+def test_initial_matrices_are_small_and_equal_or_drawn_independently(equal_draws):
     model = AttentiveReader(BNLSTM, 8, V, V, T, partial(init_reader, scale=0.05, equal_draws=equal_draws))
     blocks = [b for encoder in (model.passage_encoder, model.question_encoder) for name in ("weight_ih", "weight_hh")
               for b in getattr(encoder[0].layers[0], name).chunk(4)]  # fmt: skip
@@ -247,7 +247,7 @@ def test_matrices_begin_small_and_equal_or_each_by_itself(equal_draws):
 
 @pytest.mark.parametrize("padding", ["masked", "wrap"])
 @each_variant
-def test_it_learns_32_questions_by_heart(variant, padding):
+def test_it_overfits_32_questions(variant, padding):
     data = ToyCloze(32)
     given = {"hidden_size": 24, "input_size": data.input_size, "output_size": data.output_size, "t_max": data.t_max}
     model = AttentiveReader(**given | VARIANTS[variant], padding=padding, dropout=0.0,

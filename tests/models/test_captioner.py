@@ -1,4 +1,4 @@
-"""Captioners, decoding, and the scores against pycocoevalcap run by hand."""
+"""Captioners, decoding, and scores compared with direct calls of pycocoevalcap."""
 
 import shutil
 from contextlib import nullcontext
@@ -41,7 +41,7 @@ def captioner(name: str, data: ToyCaptions, size: int = 12, **options) -> Captio
 
 
 def ready(name: str, data: ToyCaptions) -> Captioner:
-    """A model of random weights in float64 with population statistics."""
+    """A model with random weights in float64 and with population statistics."""
     model = captioner(name, data).double()
     estimate_population_statistics(model, [in_double(b.inputs) for b in data.batches("train", 20)])
     return model.eval()
@@ -77,7 +77,7 @@ def test_padding_changes_nothing(name):
         assert_near(f"caption {b}", one[:n, b], other[:n, b])
 
 
-def test_padding_that_counts_is_part_of_the_statistics_and_of_nothing_else():
+def test_counted_padding_affects_only_the_statistics():
     data = ToyCaptions()
     model = captioner("bn_rhn", data, padding="counted").double()
     inputs = in_double(next(data.batches("train", 8)).inputs)
@@ -94,7 +94,7 @@ def test_padding_that_counts_is_part_of_the_statistics_and_of_nothing_else():
 
 
 def by_hand(model: Captioner, features: torch.Tensor, max_words: int) -> list[Decoded]:
-    """Greedy captions, one image after the other."""
+    """Greedy captions, computed image by image."""
     found = []
     for f in features:
         state, word, ids, total = model.start(f[None]), START, [], 0.0
@@ -144,7 +144,7 @@ def test_the_probability_of_a_caption_is_that_of_its_words_and_its_end(size):
 
 @torch.no_grad()
 def test_a_beam_of_all_finds_the_most_probable_caption_and_a_finished_one_stays_finished():
-    """Against every caption of up to three words, of a model with four words."""
+    """Compared with all captions of up to three words, for a model with four words."""
     data = ToyCaptions()
     model = captioner("rhn", data, input_size=4, output_size=4).double().eval()
     features = data.features_of("test")[:2].double()
@@ -169,7 +169,7 @@ def test_a_beam_of_all_finds_the_most_probable_caption_and_a_finished_one_stays_
 
 
 @each_model
-def test_it_captions_16_images_by_heart(name):
+def test_it_overfits_16_images(name):
     torch.manual_seed(1)
     data = ToyCaptions(20)
     model = captioner(name, data, size=32)

@@ -12,9 +12,11 @@ from bnrnn.layers.input_bn_lstm import InputBNLSTM
 from bnrnn.layers.lstm import LSTM
 from bnrnn.layers.population import estimate_population_statistics
 from bnrnn.layers.rnn import RNN
-from bnrnn.models.sequence_model import SequenceModel, init_cooijmans
+from bnrnn.models.sequence_model import SequenceModel, init_cooijmans, init_glorot, init_uniform
 from tests.helpers import assert_near
 
+H = 6
+EYE = torch.eye(H)
 SIZES = {"hidden_size": 4, "input_size": 2, "output_size": 3, "t_max": 5}
 
 
@@ -35,7 +37,7 @@ def test_it_starts_from_the_learned_state_and_reads_out_every_step(options):
     assert all((state.grad.abs().sum(1) > 0).all() for state in model.initial_state.values())
 
 
-def test_only_the_last_steps_are_read_out_where_only_they_are_scored():
+def test_only_scored_steps_are_read_out():
     torch.manual_seed(0)
     whole, model = SequenceModel(LSTM, **SIZES), SequenceModel(LSTM, **SIZES, scored_steps=2)
     model.load_state_dict(whole.state_dict())
@@ -50,7 +52,7 @@ def test_only_the_last_steps_are_read_out_where_only_they_are_scored():
             assert_near(name, q.grad, p.grad)
 
 
-def test_state_noise_is_drawn_anew_in_every_pass_also_in_evaluation_for_every_h_and_no_c():
+def test_state_noise_is_drawn_in_every_pass_also_in_evaluation_for_h_but_not_for_c():
     layer = partial(BNLSTM, gamma_init=1.0)
     model = SequenceModel(layer, **SIZES | {"input_size": 1, "t_max": 2}, state_noise=0.1, num_layers=2)
     seen = []
@@ -66,7 +68,7 @@ def test_state_noise_is_drawn_anew_in_every_pass_also_in_evaluation_for_every_h_
     assert all(not torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
 
 
-def test_every_single_layer_is_initialised():
+def test_every_layer_is_initialized():
     init = partial(init_cooijmans, hidden="identity")
     model = SequenceModel(LSTM, **SIZES, num_layers=2, bidirectional=True, init=init)
     assert [layer.input_size for layer in model.layer.layers] == [2, 2, 8, 8]
@@ -153,3 +155,75 @@ def test_a_sequence_cut_in_windows_gives_the_logits_of_the_uncut_one(layer):
         logits, state = model(ids[t : t + 4], state, t)
         pieces.append(logits)
     assert_near("logits", whole, torch.cat(pieces))
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b, atol=1e-5)
+
+
+def initialized(hidden: str, per_gate: bool = False) -> LSTM:
+    init = partial(init_cooijmans, hidden=hidden, per_gate=per_gate)
+    return SequenceModel(LSTM, H, input_size=1, output_size=10, t_max=3, init=init).layer.layers[0]
+
+
+def language_model(layer, init) -> SequenceModel:
+    return SequenceModel(layer, 60, input_size=50, output_size=50, t_max=3, init=init, num_layers=2, embedding_size=40)
+
+
+def test_identity_is_in_the_candidate_alone_and_one_orthogonal_matrix_in_the_others():
+    i, f, g, o = initialized("identity").weight_hh.chunk(4)
+    others = torch.cat([i, f, o])
+    assert torch.equal(g, EYE)
+    assert close(others.T @ others, EYE)
+    assert not close(i.T @ i, EYE)
+
+
+def test_orthogonal_is_one_matrix_over_all_gates_or_one_per_gate():
+    joint = initialized("orthogonal").weight_hh
+    assert close(joint.T @ joint, EYE)
+    for gate in initialized("orthogonal", per_gate=True).weight_hh.chunk(4):
+        assert close(gate.T @ gate, EYE)
+
+
+def test_a_single_input_gets_a_unit_vector_over_all_gates():
+    assert initialized("identity").weight_ih.norm().item() == pytest.approx(1.0)
+
+
+def test_only_the_forget_gate_has_a_bias():
+    assert initialized("identity").bias.tolist() == [0.0] * H + [1.0] * H + [0.0] * 2 * H
+
+
+def test_a_plain_rnn_gets_the_identity():
+    init = partial(init_cooijmans, hidden="identity")
+    model = SequenceModel(BNRNN, H, input_size=1, output_size=4, t_max=3, init=init)
+    assert torch.equal(model.layer.layers[0].weight_hh, EYE)
+    assert close(model.head.weight @ model.head.weight.T, torch.eye(4))
+    assert (model.head.bias == 0).all()
+
+
+def test_uniform_initializes_every_parameter_but_no_gamma_or_beta():
+    model = language_model(LSTM, partial(init_uniform, bound=0.3))
+    for name, parameter in model.named_parameters():
+        if not name.startswith("initial_state"):
+            assert parameter.abs().max() <= 0.3 and parameter.std().item() == pytest.approx(0.3 / 3**0.5, rel=0.2), name
+    normalized = language_model(InputBNLSTM, partial(init_uniform, bound=0.3)).layer.layers[1]
+    assert (normalized.bias == 0).all()
+    assert (normalized.bn_ih.gamma == 1).all()
+
+
+def test_glorot_goes_gate_by_gate_with_a_standard_normal_embedding_and_no_bias():
+    model = language_model(LSTM, init_glorot)
+    first, second = model.layer.layers
+    for weight, bound in (
+        (first.weight_ih, (6 / (40 + 60)) ** 0.5),
+        (second.weight_hh, (6 / (60 + 60)) ** 0.5),
+        (model.head.weight, (6 / (60 + 50)) ** 0.5),
+    ):
+        assert 0.95 * bound < weight.abs().max() <= bound
+    assert model.embedding.weight.std().item() == pytest.approx(1.0, rel=0.1)
+    assert all((layer.bias == 0).all() for layer in (first, second)) and (model.head.bias == 0).all()
+
+
+def test_an_unknown_initialization_is_an_error():
+    with pytest.raises(BnrnnError, match=r"init.hidden is 'identify': use 'identity' or 'orthogonal'"):
+        initialized("identify")

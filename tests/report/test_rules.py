@@ -1,4 +1,4 @@
-"""Rules turn runs of equal seeds into effects, and effects into verdicts."""
+"""Rules compute effects from runs with the same seed, and verdicts from effects."""
 
 import math
 from pathlib import Path
@@ -20,7 +20,7 @@ def run(seed: int = 0, curve=None, metric="valid/accuracy", status="finished", u
 
 
 def pairing(test: dict, *sides, metric: str | list[str] = "test/accuracy") -> Pairing:
-    """Sides are lists of runs by seed, or of lists of runs."""
+    """A pairing of sides. A side is a list with a run, or a list of runs, for each seed."""
     by_seed = {
         str(k): [[x] if isinstance(x, Run) else x for x in row] for k, row in enumerate(zip(*sides, strict=True))
     }
@@ -32,7 +32,7 @@ def final(*values, metric="test/accuracy", **options):
 
 
 def test_the_interval_is_students():
-    # t(0.975) is 4.3027 with two degrees of freedom and 12.7062 with one, as any table of the distribution says.
+    # t(0.975) is 4.3027 with two degrees of freedom and 12.7062 with one, from a table of the distribution.
     assert rules.student_interval([1.0, 2.0, 3.0]) == pytest.approx(
         (2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4
     )
@@ -122,7 +122,7 @@ def test_a_run_that_never_gets_there_counts_with_its_length_and_is_marked():
     fast, never = {100: 0.5, 200: 0.8}, {100: 0.1, 1000: 0.3}
     given = pairing({"level": 0.7}, [run(curve=fast)], [run(curve=never)], metric="valid/accuracy")
     assert rules.reaches_first(given).effects == pytest.approx((math.log(5),)) and given.marks == {rules.NEVER}
-    # Within 150 updates neither is there.
+    # Within 150 updates, neither run reaches the level.
     given = pairing({"level": 0.7, "updates": 150}, [run(curve=fast)], [run(curve=never)], metric="valid/accuracy")
     assert rules.reaches_first(given).effects == (0.0,) and given.marks == {rules.NEVER}
 

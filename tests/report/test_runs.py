@@ -20,7 +20,7 @@ CELL = {"model": "input_bn_lstm", "seed": "0", "setting": "small"}
 
 
 def put(results_dir, key: str, overrides: dict, metrics: dict, records: list[dict] | None = None, budget="paper"):
-    """Store a finished run as training does."""
+    """Store a finished run in the same way as training."""
     arguments = [f"experiment={key}", f"budget={budget}", *(f"{k}={v}" for k, v in overrides.items())]
     record = config_record(apply_trial(compose_config(*arguments)))
     folder = results_dir / key / budget / ",".join(f"{k}={v}" for k, v in sorted(overrides.items()))
@@ -44,7 +44,7 @@ def put(results_dir, key: str, overrides: dict, metrics: dict, records: list[dic
 
 
 def change_recipe(path) -> None:
-    """Make a stored result that of another recipe: its gradients were clipped at a norm that no recipe has."""
+    """Change the recipe of a stored result: no recipe has this gradient clipping."""
     stored = json.loads(path.read_text())
     stored["config"]["grad_clip"] = 12345.0
     path.write_text(json.dumps(stored))
@@ -120,7 +120,7 @@ def test_a_shorter_run_counts_at_equal_updates_unless_something_else_was_changed
     assert "| `lstm` | `ptb_char` | 791 | 2.223 | 2.300 ± 0.141 (n=2) | +0.077 |" in text
 
 
-def test_the_summary_has_the_metric_that_people_read_and_what_was_not_measured_is_left_out(tmp_path):
+def test_the_summary_has_the_main_metric_and_leaves_out_unmeasured_ones(tmp_path):
     metrics = {"valid/ppl": 150.0, "valid/ppl_shared_statistics": 123.4, "test/ppl": 115.0, "test/accuracy": 0.2}
     put(tmp_path, WORDS, CELL, metrics)
     text = tables.render_summary(load_runs(WORDS, tmp_path))

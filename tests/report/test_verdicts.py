@@ -1,4 +1,4 @@
-"""Which runs a test of a claim takes, what its claim's verdict rests on, and what the page says."""
+"""The runs that a test of a claim uses, the evidence that decides the verdict, and the page."""
 
 import dataclasses
 import re
@@ -207,7 +207,7 @@ def exists(key: str, name: str) -> bool:
 
 def all_tests():
     for path in sorted((ROOT / "experiments").glob("*/claims.yaml")):
-        for name, entry in yaml.safe_load(path.read_text())["claims"].items():
+        for name, entry in yaml.safe_load(path.read_text()).get("claims", {}).items():
             for k, test in enumerate(entry["tests"]):
                 yield pytest.param(path.parent.name, test, id=f"{name}-{k}")
 
@@ -275,7 +275,7 @@ def test_a_rule_is_before_its_runs_if_they_were_begun_with_its_commit_or_a_later
     assert registered({"level": 2}, second + "+changes") == f"{second}, before the runs of {second}"
     assert registered({"level": 2, "replaced": "why"}, first, second).startswith(f"{second}, after the runs")
     assert registered({"level": 3}, first) == "rule not committed yet"
-    assert registered({"level": 1}, "0123456789ab") == f"{first}, not known whether before the runs of 0123456"
+    assert registered({"level": 1}, "0123456789ab") == f"{first}, unknown whether before the runs of 0123456"
     assert rule_history.has_history()
     for cached in (rule_history.rule_commit, rule_history._history, rule_history._git):
         cached.cache_clear()

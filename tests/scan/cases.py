@@ -1,4 +1,4 @@
-"""Random problems for a scan, everything that comes out of one, and the comparison with the reference in float64."""
+"""Random arguments of a scan, all its outputs and gradients, and their comparison with the reference in float64."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ ALL = (True,) * 5
 
 
 def problem(T: int, B: int, H: int, given: Sequence[bool] = ALL, population: bool = False, **options) -> dict:
-    """Random arguments in float64; `given` says which of OPTIONAL are there."""
+    """Random arguments in float64; `given` names those of OPTIONAL that are not None."""
     shapes = [(T, B, 4 * H), (B, H), (B, H), (4 * H, H), *((4 * H,),) * 3, (H,), (H,)]
     args = {
         n: torch.randn(s, dtype=torch.float64) if g else None
@@ -55,8 +55,8 @@ def assert_agrees(name: str, problem: dict) -> None:
     assert found.keys() == expected.keys()
     tol = 1e-9
     if dtype == torch.float32:
-        # In a batch of two, normalized to ±1, gradients are small differences of large numbers: there the reference
-        # itself is off by more than 1e-5 in float32, and an engine is held to the size of that error.
+        # In a batch of two, normalized to ±1, gradients are small differences of large numbers. The reference itself
+        # then has an error above 1e-5 in float32, and an engine may have an error of about the same size.
         with without_shape_checks():
             rounded = everything(lstm_scan, problem, dtype)
         errors = [(rounded[k] - ref).norm() / ref.norm().clamp_min(1e-8) for k, ref in expected.items()]

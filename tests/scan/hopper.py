@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for a Hopper GPU, which needs none: finds what the interpreter lets pass."""
+"""Compiles Triton kernels for a Hopper GPU, without having one. This finds errors that the interpreter accepts."""
 
 import subprocess
 import sys

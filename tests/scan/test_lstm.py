@@ -1,4 +1,4 @@
-"""Every engine against the reference in float64: outputs, statistics and all gradients."""
+"""All engines compared with the reference in float64: outputs, statistics and all gradients."""
 
 import itertools
 import platform
@@ -65,7 +65,7 @@ def test_engines_agree_at_random_shapes(engine):
 
 @pytest.mark.parametrize("ended_count", [False, True])
 def test_the_reference_on_a_padded_batch_is_eqs_6_to_8_row_by_row(ended_count):
-    """Written out with masks instead of slices, as the released code has it."""
+    """Computed with masks instead of slices, like the released code."""
     T, B, H = 5, 6, 3
     args = problem(T, B, H)
     sizes = SIZES[0]
@@ -140,7 +140,7 @@ def test_bfloat16_keeps_statistics_and_states_in_float32(engine):
 
 @pytest.mark.parametrize("name", [*NAMES[1:], "mean_hh"])
 @pytest.mark.parametrize("wrong", [lambda v: v[..., 1:], lambda v: v.double()])
-def test_what_does_not_fit_is_named_before_a_kernel_reads_it(name, wrong):
+def test_wrong_shapes_and_dtypes_are_named_before_a_kernel_reads_them(name, wrong):
     args = problem(3, 4, 5, population=name == "mean_hh")
     args = {k: v.float() if isinstance(v, Tensor) else v for k, v in args.items()}
     if name == "mean_hh":
@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_named_before_a_kernel_reads_it(name, wrong):
         args["population"] = stats._replace(mean_hh=wrong(stats.mean_hh))
     else:
         args[name] = wrong(args[name])
-    with pytest.raises(BnrnnError, match=f"{name} does not fit x_proj: expected"):
+    with pytest.raises(BnrnnError, match=f"{name} does not match x_proj: expected"):
         scan.lstm_scan(**args)
 
 
@@ -159,15 +159,17 @@ def test_a_population_that_lacks_a_term_is_an_error_of_every_engine(engine, name
     args = {k: v.float() if isinstance(v, Tensor) else v for k, v in problem(3, 4, 5, population=True).items()}
     population = Statistics(*(s.float() for s in args["population"]))._replace(**{name: None})
     gamma = f"gamma_{name.partition('_')[2]}"
-    with pytest.raises(BnrnnError, match=f"population has no {name}, which {gamma} needs"):
+    with pytest.raises(BnrnnError, match=f"population.{name} is None, expected a tensor because {gamma} is given"):
         scan.lstm_scan(**args | {"population": population})
     assert scan.lstm_scan(**args | {"population": population, gamma: None})[0].isfinite().all()
 
 
 @pytest.mark.parametrize("sizes", [[4, 4], [5, 4, 3], [4, 2, 3], [4, 4, 0]])
-def test_batch_sizes_that_do_not_fit_are_named(sizes):
+def test_wrong_batch_sizes_are_named(sizes):
     args = {k: v.float() if isinstance(v, Tensor) else v for k, v in problem(3, 4, 5).items()}
-    with pytest.raises(BnrnnError, match="batch_sizes must be 3 numbers between 4 and 1 that never increase"):
+    with pytest.raises(
+        BnrnnError, match="batch_sizes must be 3 numbers between 4 and 1, one per step, never increasing"
+    ):
         scan.lstm_scan(**args, batch_sizes=sizes)
 
 
@@ -207,7 +209,7 @@ def test_a_second_backward_raises(engine):
     args = problem(3, 4, 5)
     y, _, _ = scan.lstm_scan(*(args[n].float().requires_grad_() for n in NAMES[:4]))
     y.sum().backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="its buffers are spent"):
+    with pytest.raises(RuntimeError, match="already run backward, which freed its buffers"):
         y.sum().backward()
 
 
@@ -215,13 +217,13 @@ def test_a_second_backward_raises(engine):
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for another x86 processor")
 @pytest.mark.parametrize("flags", ["haswell", "x86-64", "x86-64 -DLANES=16 -DTILE=4", "x86-64 -DLANES=4 -DTILE=4"])
 def test_the_kernel_is_right_for_other_processors(flags, monkeypatch, tmp_path):
-    """AVX2, plain vectors of 8, and vectors and tiles of the sizes that AVX-512 and NEON have."""
+    """AVX2, generic vectors of 8 floats, and the sizes of vectors and tiles of AVX-512 and NEON."""
     monkeypatch.setattr(build, "FLAGS", [*build.FLAGS, *f"-march={flags}".split()])
     assert_rebuilt_kernel_agrees(monkeypatch, tmp_path)
 
 
 @needs_compiler
-def test_a_compiler_without_openmp_will_do(monkeypatch, tmp_path):
+def test_a_compiler_without_openmp_is_enough(monkeypatch, tmp_path):
     compiler = tmp_path / "compiler"
     compiler.write_text(f'#!/bin/sh\nfor a; do [ "$a" = -fopenmp ] && exit 1; done\nexec {build.compiler()} "$@"\n')
     compiler.chmod(0o755)
@@ -282,7 +284,7 @@ def test_the_product_of_an_input_of_one_feature_is_never_stored(normalized, popu
 
 @needs_compiler
 def test_weights_that_change_between_evaluations_are_packed_again():
-    """Also where the change leaves the tensor's version as it is, or another tensor takes its memory."""
+    """Also if the change does not increase the tensor's version, or if another tensor takes its memory."""
     scan.set_backend("cpu")
     args = {k: v.float() if isinstance(v, Tensor) else v for k, v in problem(3, 4, 40).items()}
     other = torch.randn(160, 40)
@@ -384,11 +386,11 @@ def test_an_engine_that_cannot_run_is_an_error(monkeypatch):
         scan.set_backend("gpu")
     scan.set_backend("cpu")
     with (
-        pytest.raises(BnrnnError, match=r"float32 on the CPU, not for torch.bfloat16"),
+        pytest.raises(BnrnnError, match=r"float32 on the CPU, not torch.bfloat16"),
         torch.autocast("cpu", torch.bfloat16),
     ):
         BNLSTM(2, 3, 4)(torch.randn(4, 5, 2))
-    with pytest.raises(BnrnnError, match=r"float32 on the CPU, not for torch.float64"):
+    with pytest.raises(BnrnnError, match=r"float32 on the CPU, not torch.float64"):
         BNLSTM(2, 3, 4).double()(torch.randn(4, 5, 2, dtype=torch.float64))
     monkeypatch.setattr(build, "compiler", lambda: None)
     build.library.cache_clear()

@@ -34,17 +34,17 @@ def product(request, monkeypatch):
 @pytest.mark.parametrize(
     "case",
     [
-        problem(3, 6, 21),
-        problem(3, 6, 21, NONE),
+        problem(3, 6, 17),
+        problem(2, 6, 21, NONE),
         problem(2, 5, 17, (True, False, True, True, False)),
         problem(2, 5, 17, (False, True, False, False, True)),
-        problem(3, 5, 9, population=True),
+        problem(2, 5, 9, population=True),
         problem(1, 2, 33),
-        problem(2, 70, 5),  # two tiles of sequences
-        problem(4, 6, 5, batch_sizes=[6, 5, 3, 1]),
-        problem(4, 6, 5, batch_sizes=[5, 4, 4, 3], ended_count=True),
-        problem(4, 6, 5, NONE, batch_sizes=[5, 4, 4, 3]),
-        problem(4, 6, 5, population=True, batch_sizes=[5, 4, 4, 1]),
+        problem(1, 70, 5),  # two tiles of sequences
+        problem(3, 6, 5, batch_sizes=[6, 5, 1]),
+        problem(3, 6, 5, batch_sizes=[5, 4, 3], ended_count=True),
+        problem(3, 6, 5, NONE, batch_sizes=[5, 4, 3]),
+        problem(3, 6, 5, population=True, batch_sizes=[5, 4, 1]),
     ],
     ids=lambda case: "",
 )
@@ -54,7 +54,7 @@ def test_it_agrees_with_the_reference(case):
 
 @pytest.mark.usefixtures("product")
 def test_replicas_go_in_one_launch_and_share_nothing():
-    several = [problem(3, 5, 6, batch_sizes=[5, 5, 3]) for _ in range(3)]
+    several = [problem(2, 5, 6, batch_sizes=[5, 3]) for _ in range(2)]
     stacked = {n: torch.stack([p[n] for p in several]) for n in NAMES}
     found = everything(scan.lstm_scan, {**several[0], **stacked}, torch.float32)
     torch.manual_seed(1)  # the weights of `everything`
@@ -62,7 +62,7 @@ def test_replicas_go_in_one_launch_and_share_nothing():
     for r, own in enumerate(several):
         leaves = {n: own[n].clone().requires_grad_() for n in NAMES}
         y, (h, c), used = lstm_scan(
-            *(leaves[n] for n in NAMES[:4]), **{n: leaves[n] for n in OPTIONAL}, batch_sizes=[5, 5, 3]
+            *(leaves[n] for n in NAMES[:4]), **{n: leaves[n] for n in OPTIONAL}, batch_sizes=[5, 3]
         )
         loss = sum((v * w[r]).sum() for v, w in zip((y, h, c), weights, strict=True))
         grads = torch.autograd.grad(loss, list(leaves.values()))
@@ -114,12 +114,12 @@ def test_only_so_many_workspaces_are_kept(monkeypatch):
 def test_a_second_backward_raises():
     y, _ = run(problem(2, 4, 5))
     y.sum().backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="its buffers are spent"):
+    with pytest.raises(RuntimeError, match="already run backward, which freed its buffers"):
         y.sum().backward()
 
 
 def test_bfloat16_products_keep_statistics_and_states_in_float32():
-    args = problem(6, 5, 20)
+    args = problem(3, 5, 20)
     full = everything(lstm_scan, args, torch.float32)
     low = everything(scan.lstm_scan, {**args, "product_dtype": torch.bfloat16}, torch.float32)
     assert all(v.dtype == torch.float32 for v in low.values())
@@ -128,7 +128,7 @@ def test_bfloat16_products_keep_statistics_and_states_in_float32():
 
 
 def test_it_needs_a_gpu_and_at_most_float32(monkeypatch):
-    with pytest.raises(BnrnnError, match=r"float32 or shorter types on a GPU, not torch.float64 on cpu"):
+    with pytest.raises(BnrnnError, match=r"float32, bfloat16 and float16 on a GPU, not torch.float64 on cpu"):
         scan.backend(torch.device("cpu"), torch.float64)
     assert scan.backend(torch.device("cuda"), torch.float32) == "triton"
     monkeypatch.delenv("TRITON_INTERPRET")
@@ -136,7 +136,7 @@ def test_it_needs_a_gpu_and_at_most_float32(monkeypatch):
         scan.backend(torch.device("cpu"), torch.float32)
 
 
-def test_without_triton_auto_goes_on_and_triton_is_an_error(monkeypatch, caplog):
+def test_without_triton_auto_uses_the_reference_and_triton_is_an_error(monkeypatch, caplog):
     scan.set_backend("auto")
     monkeypatch.setitem(sys.modules, "bnrnn.scan.lstm.triton", None)
     backends.triton_engine.cache_clear()

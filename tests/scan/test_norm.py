@@ -74,12 +74,12 @@ def test_several_threads_give_the_same():
 @pytest.mark.parametrize("function", [scan.normalize_sequence, scan.normalize_over_time])
 @pytest.mark.parametrize("name", ["gamma", "beta", "mean", "var"])
 @pytest.mark.parametrize("wrong", [lambda v: v[..., 1:], lambda v: v.double(), lambda v: v[None]])
-def test_what_does_not_fit_is_named_before_a_kernel_reads_it(function, name, wrong):
+def test_wrong_shapes_and_dtypes_are_named_before_a_kernel_reads_them(function, name, wrong):
     T, F = 4, 3
     size = 1 if function is scan.normalize_over_time else T
     args = {"gamma": torch.ones(F), "beta": torch.ones(F), "mean": torch.zeros(size, F), "var": torch.ones(size, F)}
     args[name] = wrong(args[name])
-    with pytest.raises(BnrnnError, match=f"{name} does not fit x: expected"):
+    with pytest.raises(BnrnnError, match=f"{name} does not match x: expected"):
         function(torch.randn(T, 5, F), args["gamma"], args["beta"], 1e-5, (args["mean"], args["var"]))
 
 

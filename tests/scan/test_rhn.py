@@ -1,4 +1,4 @@
-"""The highway recurrence: its reference against plain equations, its engines against the reference, in float64."""
+"""The highway recurrence in float64: the reference compared with equations, engines compared with the reference."""
 
 import itertools
 import random
@@ -75,7 +75,7 @@ def assert_close_to_reference(run, problem: dict, dtype: torch.dtype) -> None:
     """Of a scan in this dtype, with the reference in float64."""
     expected, found = everything(rhn_scan, problem), everything(run, problem, dtype)
     assert found.keys() == expected.keys()
-    # What normalization takes away, such as the gradient of a shift, is 0 but for rounding: compared with the largest.
+    # Some gradients are 0 except for rounding, because normalization removes them; these are compared with the largest.
     tol, size = 1e-9, max(ref.norm().item() for name, ref in expected.items() if name.startswith("d"))
     if dtype == torch.float32:  # an engine is held to the size of the reference's own errors in float32
         with without_shape_checks():
@@ -168,7 +168,7 @@ def test_without_norm_it_is_the_equations_unit_by_unit(coupled):
         assert_near("last", last[b], torch.tensor(s).double(), 1e-6)
 
 
-def test_an_ended_sequence_keeps_its_state_and_does_not_count():
+def test_a_finished_sequence_keeps_its_state_and_does_not_count():
     args = problem(batch_sizes=SIZES[0])
     y, last, used = call(rhn_scan, args)
     assert torch.equal(y[1:, 5], y[:1, 5].expand(4, -1)) and torch.equal(last, y[-1])
@@ -186,7 +186,7 @@ def test_a_second_backward_is_an_error():
     args = {k: v.requires_grad_() if isinstance(v, Tensor) else v for k, v in problem().items()}
     loss = call(partial(rhn_fused_scan, Steps), args)[0].sum()
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="run backward before"):
+    with pytest.raises(RuntimeError, match="already run backward"):
         loss.backward()
 
 
@@ -231,13 +231,13 @@ def test_arguments_in_bfloat16_give_outputs_and_states_of_their_own_precision(en
 
 @pytest.mark.parametrize("name", ["s", *OPTIONAL, "mean_x", "var_s", "mean_z"])
 @pytest.mark.parametrize("wrong", [lambda v: v[..., 1:], lambda v: v[:-1], lambda v: v.double()])
-def test_what_does_not_fit_is_named_before_a_kernel_reads_it(name, wrong):
+def test_wrong_shapes_and_dtypes_are_named_before_a_kernel_reads_them(name, wrong):
     args = in_float32(problem(population=True))
     if name in RHNStatistics._fields:
         args["population"] = args["population"]._replace(**{name: wrong(getattr(args["population"], name))})
     else:
         args[name] = wrong(args[name])
-    with pytest.raises(BnrnnError, match=r" does not fit x_proj: expected"):
+    with pytest.raises(BnrnnError, match=r" does not match x_proj: expected"):
         call(scan.rhn_scan, args)
 
 
@@ -246,9 +246,9 @@ def test_sizes_of_the_weights_that_do_not_fit_are_named():
     for weight, message in (
         (args["weight"][0], r"weight must be \(D, G, H\), got \(21, 7\)"),
         (args["weight"][..., 1:], r"x_proj must be \(T, B, 2H\) or \(T, B, 3H\) with H = 6, got \(5, 6, 21\)"),
-        (args["weight"][:, 7:], r"weight does not fit x_proj|x_proj must be"),
-        (args["weight"][:2], "does not fit x_proj"),
-        (args["weight"].double(), "weight does not fit x_proj"),
+        (args["weight"][:, 7:], r"weight does not match x_proj|x_proj must be"),
+        (args["weight"][:2], "does not match x_proj"),
+        (args["weight"].double(), "weight does not match x_proj"),
     ):
         with pytest.raises(BnrnnError, match=message):
             call(scan.rhn_scan, args | {"weight": weight})
@@ -261,7 +261,7 @@ def test_a_population_that_lacks_a_term_is_an_error_of_every_engine(engine, name
     args = in_float32(problem(population=True))
     gamma = f"gamma_{name[-1]}"
     lacking = args | {"population": args["population"]._replace(**{name: None})}
-    with pytest.raises(BnrnnError, match=f"population has no {name}, which {gamma} needs"):
+    with pytest.raises(BnrnnError, match=f"population.{name} is None, expected a tensor because {gamma} is given"):
         call(scan.rhn_scan, lacking)
     del lacking[gamma]
     if name[-1] == "s":
@@ -271,14 +271,16 @@ def test_a_population_that_lacks_a_term_is_an_error_of_every_engine(engine, name
 
 
 @pytest.mark.parametrize("sizes", [[6, 5, 5, 3], [7, 5, 5, 3, 2], [6, 3, 5, 3, 2], [6, 5, 5, 3, 0]])
-def test_batch_sizes_that_do_not_fit_are_named(sizes):
-    with pytest.raises(BnrnnError, match="batch_sizes must be 5 numbers between 6 and 1 that never increase"):
+def test_wrong_batch_sizes_are_named(sizes):
+    with pytest.raises(
+        BnrnnError, match="batch_sizes must be 5 numbers between 6 and 1, one per step, never increasing"
+    ):
         call(scan.rhn_scan, in_float32(problem(batch_sizes=sizes)))
 
 
 def test_scales_of_more_layers_than_there_are_are_an_error():
     args = in_float32(problem(D=2, K=3) | {"population": None})
-    with pytest.raises(BnrnnError, match=r"gamma_s does not fit x_proj: expected \(\(2, 7\)"):
+    with pytest.raises(BnrnnError, match=r"gamma_s does not match x_proj: expected \(\(2, 7\)"):
         call(scan.rhn_scan, args)
 
 

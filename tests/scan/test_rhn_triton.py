@@ -23,20 +23,20 @@ def _fresh():
 @pytest.mark.parametrize(
     "case",
     [
-        dict(T=3, H=21),
-        dict(T=3, given=BARE),
+        dict(T=2, H=17),
+        dict(T=2, given=BARE, D=2),
         dict(T=3, given=BARE, coupled=True, D=1),
-        dict(T=3, given=PLACE_B, coupled=True),
-        dict(T=3, given=PLACE_B, K=1),
-        dict(T=3, given=PLACE_C, D=2),
+        dict(T=2, given=PLACE_B, coupled=True, D=2),
+        dict(T=2, given=PLACE_B, K=1),
+        dict(T=2, given=PLACE_C, D=2),
         dict(T=2, given=PLACE_B | {"beta_s": False}, D=2, population=True),
         dict(T=2, population=True, D=2),
         dict(T=1, B=4, D=1, K=1),
-        dict(T=2, B=70, H=5, D=2),  # two tiles of sequences
-        dict(T=4, given=PLACE_B, batch_sizes=[6, 5, 4, 3]),
-        dict(T=4, H=5, K=1, coupled=True, batch_sizes=[5, 4, 4, 3]),
-        dict(T=4, H=5, given=BARE, batch_sizes=[5, 4, 4, 3]),
-        dict(T=4, H=5, population=True, batch_sizes=[5, 4, 4, 1]),
+        dict(T=1, B=70, H=5, D=2),  # two tiles of sequences
+        dict(T=3, H=5, given=PLACE_B, D=2, batch_sizes=[6, 5, 3]),
+        dict(T=3, H=5, K=1, D=2, coupled=True, batch_sizes=[5, 4, 3]),
+        dict(T=3, H=5, given=BARE, D=2, batch_sizes=[5, 4, 3]),
+        dict(T=3, H=5, population=True, D=2, batch_sizes=[5, 4, 1]),
     ],
     ids=str,
 )
@@ -45,7 +45,8 @@ def test_it_agrees_with_the_reference(case):
 
 
 @pytest.mark.parametrize(
-    "case", [dict(T=3, H=21), dict(T=3, given=BARE, coupled=True), dict(T=3, given=PLACE_B, K=1, batch_sizes=[6, 4, 3])]
+    "case",
+    [dict(T=2, D=2, H=17), dict(T=2, given=BARE, coupled=True), dict(T=2, given=PLACE_B, K=1, batch_sizes=[6, 3])],
 )
 def test_it_agrees_where_products_are_not_part_of_the_kernel(case, monkeypatch):
     monkeypatch.setattr(workspace, "FUSED_UP_TO", 0)
@@ -65,8 +66,8 @@ def test_without_gradients_it_gives_the_same_and_keeps_less():
     assert len(workspace._free[kind][0].buffers["a"]) == 1
 
 
-def test_a_workspace_with_leftovers_gives_the_same():
-    """What a diverged scan left behind must not come back through sequences that have ended."""
+def test_values_left_in_a_workspace_do_not_matter():
+    """Values of a diverged scan must not affect the next scan through finished sequences."""
     args = problem(T=2, batch_sizes=[5, 3])
     everything(rhn_triton_scan, args | {"s": args["s"] * torch.nan, "batch_sizes": [6, 6]}, torch.float32)
     assert [len(free) for free in workspace._free.values()] == [1]
@@ -77,7 +78,7 @@ def test_a_second_backward_raises():
     args = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in problem(T=2).items()}
     y, _, _ = call(rhn_triton_scan, args | {"weight": args["weight"].requires_grad_()})
     y.sum().backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="its buffers are spent"):
+    with pytest.raises(RuntimeError, match="already run backward, which freed its buffers"):
         y.sum().backward()
 
 

@@ -1,4 +1,4 @@
-"""Language models through the whole path: carried state, schedules, statistics, streaming, resume, golden losses."""
+"""Training of language models: carried state, schedules, statistics, streaming, resuming, golden losses."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_golden_losses_of_words(model, tmp_path):
 @pytest.mark.parametrize(
     "cfg", [words(), words("model=lstm"), characters()], ids=["input_bn_lstm", "lstm", "characters"]
 )
-def test_a_run_stopped_within_an_epoch_goes_on_bit_for_bit(cfg, tmp_path):
+def test_a_run_stopped_within_an_epoch_resumes_bit_for_bit(cfg, tmp_path):
     whole = train(cfg, tmp_path / "whole")
     with pytest.raises(SystemExit):
         interrupt_at(13, cfg, tmp_path / "stopped")  # an epoch of words has 10 updates
@@ -71,7 +71,7 @@ def test_a_run_stopped_within_an_epoch_goes_on_bit_for_bit(cfg, tmp_path):
     assert without_time(tmp_path / "stopped") == without_time(tmp_path / "whole")
 
 
-def test_state_is_carried_within_an_epoch_and_begins_anew_with_the_next(tmp_path, monkeypatch):
+def test_state_is_carried_within_an_epoch_and_reset_at_the_next(tmp_path, monkeypatch):
     seen, original = [], Trainer.update
 
     def spy(self, batch):
@@ -99,7 +99,7 @@ def test_state_is_carried_within_an_epoch_and_begins_anew_with_the_next(tmp_path
 
 
 def test_the_papers_schedules_by_epoch():
-    """Laurent et al. 2015, section 4.2.2: epoch 7 (small, medium) and epoch 16 (large) are the first with less."""
+    """Laurent et al. 2015, section 4.2.2: the rate falls from epoch 7 (small, medium) or epoch 16 (large) on."""
     assert [learning_rate(1.0, epoch, 6, 2.0) for epoch in range(15)] == [1.0] * 6 + [2.0**-k for k in range(1, 10)]
     medium = [learning_rate(1.0, epoch, 6, 1.2) for epoch in range(40)]
     assert medium[5] == 1.0 and medium[6] == pytest.approx(1 / 1.2) and medium[39] == pytest.approx(1.2**-34)
@@ -136,7 +136,7 @@ def test_the_learning_rate_is_that_of_the_epoch(tmp_path, monkeypatch):
 
 
 def test_a_sum_over_time_is_the_windows_mean_times_its_steps(tmp_path):
-    """One plain gradient step from the same weights moves them as many times further as the window has steps."""
+    """From the same weights, one gradient step is larger by the number of steps of the window."""
     moved = {}
     for flag in ("true", "null"):
         cfg = words("model=lstm")
@@ -193,7 +193,7 @@ def test_shared_statistics_are_the_average_over_time_for_a_while(tmp_path, monke
     assert torch.equal(norm.pop_mean, before[0]) and torch.equal(norm.pop_var, before[1])
 
 
-def test_a_result_has_what_people_read(tmp_path):
+def test_a_result_has_the_main_metric(tmp_path):
     result = train(words(), tmp_path / "words")
     assert result.data == "toy text"
     for split in ("valid", "test"):
@@ -237,12 +237,12 @@ def test_a_trial_draws_the_same_every_time_and_within_its_ranges():
 @pytest.mark.parametrize(
     ("draws", "message"),
     [
-        ("{optim.rate: {choice: [1]}}", "search.draws has optim.rate, and the configuration has no such value"),
+        ("{optim.rate: {choice: [1]}}", "search.draws has the key optim.rate, which the configuration lacks"),
         ("{optim.lr: {uniform: [0, 1]}}", "use choice"),
         ("{optim.lr: {log_uniform: [0, 1]}}", "0 < low < high"),
     ],
 )
-def test_a_search_that_makes_no_sense_is_refused(draws, message):
+def test_an_invalid_search_is_an_error(draws, message):
     cfg = compose_config()
     cfg.search = {"trial": 0, "draws": {}}
     key, distribution = draws.strip("{}").split(":", 1)

@@ -63,7 +63,7 @@ def test_a_sweep_counts_its_cells_and_skips_the_finished_ones(tmp_path, launcher
         cells[1].unlink()
         output = train_process(tmp_path, *overrides)
         assert re.search(r"\[cell 1 of 2\] \S+model=lstm,seed=4: from the start", output)
-        assert re.search(r"\[cell 2 of 2\] \S+model=bn_lstm,seed=4: finished before", output)
+        assert re.search(r"\[cell 2 of 2\] \S+model=bn_lstm,seed=4: already finished", output)
         assert cells[0].stat().st_mtime_ns == written[0]
 
 

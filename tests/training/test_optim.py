@@ -7,7 +7,7 @@ from bnrnn.training.optim import RMSProp
 
 
 def trajectories(first, second, num_steps: int = 5, scale: float = 1.0):
-    """The weights after some steps of two optimizers that see the same gradients."""
+    """The weights after some steps of two optimizers that get the same gradients."""
     start = [torch.randn(3, 2, dtype=torch.float64), torch.randn(4, dtype=torch.float64)]
     params = [[torch.nn.Parameter(p.clone()) for p in start] for _ in range(2)]
     optimizers = first(params[0]), second(params[1])

@@ -1,4 +1,4 @@
-"""Readers in the training loop: golden losses, resumption, statistics, and the corpus from files to a result."""
+"""Training of readers: golden losses, resuming, statistics, and a run from question files to a result."""
 
 import subprocess
 import sys
@@ -44,7 +44,7 @@ def test_golden_losses(setting, tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["lstm_reader", "bn_e_star_star"])
-def test_a_stopped_run_goes_on_bit_for_bit(setting, tmp_path):
+def test_a_stopped_run_resumes_bit_for_bit(setting, tmp_path):
     cfg = small(setting)
     whole = train(cfg, tmp_path / "whole")
     with pytest.raises(SystemExit):
@@ -53,7 +53,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(setting, tmp_path):
     assert without_time(tmp_path / "stopped") == without_time(tmp_path / "whole")
 
 
-def test_as_reported_and_fair_differ_in_their_start_alone():
+def test_as_reported_and_fair_differ_only_in_their_initialization():
     equal, fair = (small("lstm_reader", f"init@model.init={init}") for init in ("reader", "reader_fair"))
     models = [build(cfg)[3] for cfg in (equal, fair)]
     norms = [model.attend_passage.weight.norm().item() for model in models]
@@ -103,7 +103,7 @@ def test_entities_are_renamed_in_training_and_in_its_statistics_alone(monkeypatc
     assert torch.equal(*valid)
 
 
-def test_the_picture_of_attention_shows_every_reader_that_was_trained(tmp_path, monkeypatch):
+def test_the_figure_of_attention_shows_every_trained_reader(tmp_path, monkeypatch):
     from bnrnn.data import babi
     from tests.data.test_babi import write
 

@@ -1,4 +1,4 @@
-"""The deep bidirectional models of speech frames: padding, statistics of a sequence, torch's LSTM, and training."""
+"""The deep bidirectional models of speech frames: padding, sequence-wise statistics, nn.LSTM, and training."""
 
 from functools import partial
 
@@ -32,14 +32,14 @@ def model_of(name: str, num_layers: int = 5) -> SequenceModel:
     model = SequenceModel(
         LAYERS[name], **sizes, num_layers=num_layers, bidirectional=True, learned_state=False, init=init_glorot
     ).double()
-    for parameter in model.parameters():  # so that no bias or scale can be forgotten
+    for parameter in model.parameters():  # so that a forgotten bias or gamma changes the result
         if parameter.dim() == 1:
             nn.init.uniform_(parameter, 0.5, 1.0)
     return model
 
 
 def batch(steps: int = 9, fill: float = 0.0) -> tuple[Padded, torch.Tensor]:
-    """The same sequences in as many steps, with this in the padding."""
+    """The same sequences in the given number of steps, with this value in the padding."""
     draw = torch.Generator().manual_seed(5)
     x = torch.randn(9, len(LENGTHS), F, generator=draw, dtype=torch.float64)
     targets = torch.randint(V, (9, len(LENGTHS)), generator=draw)

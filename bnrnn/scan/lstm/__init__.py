@@ -1,4 +1,4 @@
-"""The recurrence of LSTM, input-normalized LSTM and BN-LSTM, by the engine that fits."""
+"""The recurrence of LSTM, input-normalized LSTM and BN-LSTM, computed by the selected engine."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,16 +29,16 @@ def lstm_scan(
     overwrite: bool = False,
     **options: Unpack[Options],
 ) -> Result:
-    """bnrnn.scan.lstm.reference.lstm_scan by the chosen engine, with more freedom in the arguments.
+    """Run bnrnn.scan.lstm.reference.lstm_scan on the selected engine, with these extensions:
 
-    - With `weight_ih` (4H, I), x_proj is the input x (T, B, I) or (T, B) itself, and the engine forms `linear` of it.
-    - Every tensor but weight_ih may have a leading axis R of replicas, which share nothing but the shape: R layers in
-      one call.
-    - bfloat16 and float16 may come in, or be asked for by torch.autocast: products then have that precision, and
-      statistics, states and everything else float32; y has the precision that x_proj had, and h and c keep theirs.
-    - With `overwrite`, an engine may take over the memory of x_proj, whose values are then lost.
+    - With `weight_ih` (4H, I), x_proj is the input x, (T, B, I) or ids (T, B), and the scan computes `linear(x)`
+    itself.
+    - All tensors except weight_ih may have a leading axis R. The call then runs R independent layers of equal shape.
+    - Tensors may be bfloat16 or float16, and torch.autocast may be on. Matrix products then have that precision;
+      statistics, states and all other values are float32 inside. y has the dtype of x_proj; h and c keep their dtypes.
+    - With `overwrite`, an engine may reuse the memory of x_proj, whose values are then lost.
 
-    Raises BnrnnError for tensors that do not fit each other.
+    Raises BnrnnError for shapes, dtypes or devices that do not match.
     """
     if weight_ih is not None and not _has_one_feature(x_proj, weight_ih):
         x_proj, weight_ih, overwrite = linear(x_proj, weight_ih), None, True
@@ -65,14 +65,14 @@ def lstm_scan(
 
 
 def _has_one_feature(x: Tensor, weight_ih: Tensor) -> bool:
-    """Whether the engine takes x as it is, because its product with weight_ih need not be stored."""
+    """Whether x has one feature and the engine can take x directly, without storing its product with weight_ih."""
     if traced() or x.dim() != 3 or x.shape[2] != 1 or x.requires_grad or torch.is_autocast_enabled(x.device.type):
         return False
     return x.dtype == weight_ih.dtype and backend(x.device, x.dtype) == "cpu"
 
 
 def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
-    """Raise BnrnnError for arguments of `lstm_scan` that do not fit each other."""
+    """Raise BnrnnError for arguments of `lstm_scan` that do not match each other."""
     if given["weight_ih"] is not None:
         G = len(given["weight_ih"])
     elif x_proj.dim() not in (3, 4) or x_proj.shape[-1] % 4:
@@ -91,9 +91,9 @@ def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
 
 
 def _engine(name: str, overwrite: bool, replicated: bool) -> Callable[..., Result]:
-    """The scan by this engine, of one set of parameters or of R."""
+    """The scan function of this engine, for one set of parameters or, if `replicated`, for R sets."""
     if name == "triton":
-        scan = triton_engine().triton_scan  # has a leading axis of replicas
+        scan = triton_engine().triton_scan  # its tensors always have the leading axis R
         return scan if replicated else partial(_one_replica, scan)
     if name == "outside":
         return torch.compiler.disable(lstm_scan, reason=OUTSIDE)  # pyright: ignore[reportReturnType]
@@ -107,7 +107,7 @@ def _engine(name: str, overwrite: bool, replicated: bool) -> Callable[..., Resul
 
 
 def _one_replica(scan: Callable[..., Result], *args: Tensor, **options: Any) -> Result:
-    """One set of parameters by a scan of replicas."""
+    """Run one set of parameters with a scan that expects the leading axis R."""
 
     def lifted(value: Any) -> Any:
         if isinstance(value, Statistics):
@@ -120,13 +120,13 @@ def _one_replica(scan: Callable[..., Result], *args: Tensor, **options: Any) -> 
 
 
 def _one_by_one(scan: Callable[..., Result], *args: Tensor, **options: Any) -> Result:
-    """Replicas by a scan of one set of parameters."""
+    """Run R sets of parameters, one after the other, with a scan of one set."""
     num_replicas = len(args[0])
 
     def parts(value: Any) -> Any:
         if isinstance(value, Statistics):
             return [Statistics(*of_one) for of_one in zip(*map(parts, value), strict=True)]
-        # unbind: the gradient of each value[r] would be a tensor of all replicas.
+        # Use unbind: the gradient of each value[r] would be a tensor of the size of all replicas.
         return value.unbind(0) if isinstance(value, Tensor) else [value] * num_replicas
 
     each = (dict(zip(options, values, strict=True)) for values in zip(*map(parts, options.values()), strict=True))

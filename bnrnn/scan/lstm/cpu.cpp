@@ -1,35 +1,37 @@
 // The (batch-normalized) LSTM on the CPU in float32, forward and backward over a whole sequence (see fused.py).
 //
-// A time step goes by blocks of units: product h W_hh^T, batch statistics, normalization, gates, cell and output of a
-// block while it is in the cache. A block needs no other block's data, only all of h (forward) or of du (backward).
-// Plain C interface, no headers of torch: it compiles in seconds. The products are ours because they are fused with the
-// step, and because W_hh is packed once a sequence.
+// A time step is computed block by block. For each block of units, the product h W_hh^T, batch statistics, normalization,
+// gates, cell and output are computed while the block is in the cache. A block needs all of h (forward) or all of du
+// (backward), but no other data of other blocks. The kernel has its own matrix product for two reasons: the product is
+// fused with the step, and W_hh is packed only once for a sequence.
 //
-// Equation numbers: Cooijmans et al. 2016. Gates stand in torch's order i f g o. All rows are contiguous.
+// Equation numbers are those of Cooijmans et al. 2016. The order of the gates is torch's, i f g o. All rows are
+// contiguous.
 
 #include "../native/blocks.h"
 
 extern "C" {
 
-// One sequence. x, u are (T, B, 4H), c, y, dy (T, B, H), states (B, H), statistics (T, 4H) or (T, H); a pointer may be
-// null where a term is not there. Of the B sequences the first running[t] run at step t and the first counted[t] count in
-// its statistics; null: all.
+// The arguments of a scan. x and u are (T, B, 4H), c, y and dy (T, B, H), states (B, H), statistics (T, 4H) or (T, H). The
+// pointer of an optional argument may be null. The first running[t] of the B sequences run at step t, and the first
+// counted[t] count in its statistics; null means all.
 //
-// The input product comes as x, or where the input has one feature as its factors, feature (T, B) and weight_ih (4H):
-// then nothing of the size of x is stored, since the product, its statistics and its gradients follow from the feature's.
+// The caller gives the input product as x. If the input has only one feature, the caller gives its two factors instead,
+// feature (T, B) and weight_ih (4H). This saves memory of the size of x: the product, its statistics and its gradients are
+// computed from those of the feature.
 struct Lstm {
-  int32_t T, B, H, batch, threads;  // batch: statistics are those of the batch, and are written; else read
+  int32_t T, B, H, batch, threads;  // batch: whether to compute and write batch statistics, or to read the given ones
   float eps;
   const int32_t *running, *counted;
   const float *weight_hh, *gamma_ih, *gamma_hh, *bias, *gamma_c, *beta_c, *h_0, *c_0;
   float *mean_ih, *var_ih, *mean_hh, *var_hh, *mean_c, *var_c;
   const float *feature, *weight_ih;
   float *packed;  // W_hh^T as bnrnn_lstm_pack packs it
-  float *x;       // W_ih x; normalized on return; after the backward pass its gradient
-  float *u;       // written: h W_hh^T, normalized; null if there will be no backward pass
+  float *x;       // W_ih x; the forward pass normalizes it, the backward pass overwrites it with its gradient
+  float *u;       // output: normalized h W_hh^T; null if there will be no backward pass
   float *c, *y;
   const float* dy;
-  float *dh, *dc;  // gradients of the last state; after the backward pass of the first
+  float *dh, *dc;  // gradients of the last state; the backward pass overwrites them with those of the initial state
   float *dgamma_ih, *dgamma_hh, *dbias, *dgamma_c, *dbeta_c, *dweight_ih;  // added to
   float* dweight_hh;                                                       // (H, 4H), transposed; added to
 };
@@ -37,16 +39,16 @@ struct Lstm {
 
 namespace {
 
-// A step's place in the sequence, and its part of the sequence's arrays.
+// One time step: its index, and pointers to its part of the arrays.
 struct Step {
   const Lstm& s;
   int64_t t;
-  int n, m;  // sequences that run, and that count
+  int n, m;  // number of sequences that run, and that count in the statistics
   float *x, *u, *c, *y;
   const float *c_prev, *h_prev;
-  int64_t row;                   // of x, u and du
-  float mean = 0.0f, var = 0.0f;  // of the input's one feature
-  const float* feature = nullptr;  // of each sequence; without its mean where the batch's statistics are used
+  int64_t row;                     // floats in a row of x, u and du
+  float mean = 0.0f, var = 0.0f;   // batch statistics of the only input feature
+  const float* feature = nullptr;  // the feature of each sequence, minus its mean if batch statistics are used
 
   Step(const Lstm& s, int64_t t, float* room) : s(s), t(t) {
     n = s.running ? s.running[t] : s.B;
@@ -75,7 +77,8 @@ struct Step {
   }
 };
 
-// How the gates of a block of units depend on the input's one feature f: slope f + shift, and x^ = hat f + hat_shift.
+// The input terms of a block's gates as linear functions of the only input feature f: the scaled term is
+// slope f + shift, the normalized value is x^ = hat f + hat_shift.
 struct Slope {
   Wide slope, shift{}, hat{}, hat_shift{}, rstd{};
 
@@ -91,14 +94,14 @@ struct Slope {
     slope = units.load(s.gamma_ih + column) * hat;
     shift = units.load(s.gamma_ih + column) * hat_shift;
   }
-  // The batch's statistics of the product with the feature.
+  // Stores the batch statistics of the input product, which follow from those of the feature.
   template <bool TAIL>
   static void store_statistics(const Step& at, Units<TAIL> units, int64_t column) {
     const Wide weight = units.load(at.s.weight_ih + column);
     units.store(at.s.mean_ih + 4 * at.s.H * at.t + column, weight * at.mean);
     units.store(at.s.var_ih + 4 * at.s.H * at.t + column, weight * weight * at.var);
   }
-  // Adds to the gradients, given the sums over the batch of the gradient of the gates, and of it times f.
+  // Adds to the gradients. `sum` and `sum_f` are sums over the batch of da and of da f, with da the gradient of the gates.
   template <bool TAIL>
   void add_gradients(const Step& at, Units<TAIL> units, int64_t column, Wide sum, Wide sum_f) const {
     const Lstm& s = at.s;
@@ -106,15 +109,15 @@ struct Slope {
     if (s.gamma_ih) {
       units.add(s.dgamma_ih + column, hat * sum_f + hat_shift * sum);
       dweight *= units.load(s.gamma_ih + column) * rstd;
-      // What the statistics take away leaves 1 - x^'s variance = eps / (var + eps) of the gradient.
+      // The gradient through the statistics cancels all but the factor 1 - variance of x^ = eps / (var + eps).
       if (s.batch) dweight *= s.eps * rstd * rstd;
     }
     units.add(s.dweight_ih + column, dweight);
   }
 };
 
-// Everything after the product of a block of units from j on. `product` (rows 4 LANES long, gates `gap` apart) is that of
-// m rows.
+// Forward step of the block of units that begins at j, after its product. `product` has m rows of 4 LANES floats; the
+// gates in a row are `gap` floats apart.
 template <bool TAIL>
 void forward_block(const Step& at, Units<TAIL> units, int j, float* product, int gap) {
   const Lstm& s = at.s;
@@ -171,13 +174,14 @@ void forward_block(const Step& at, Units<TAIL> units, int j, float* product, int
                 units.load(product + b * width) * tanh((units.load(at.c + b * H + j) - m) * scale + shift));
 }
 
-// du, dx and dc of a block of units from j on, from dh, dy and dc. du (B, 4H) is written; scratch: (B, 5 LANES).
+// Backward step of the block of units that begins at j: computes du, dx and dc from dh, dy and dc. Writes du (B, 4H).
+// scratch is (B, 5 LANES).
 template <bool TAIL>
 void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* scratch) {
   const Lstm& s = at.s;
   const int64_t H = s.H, row = at.row, t4 = 4 * H * at.t, t1 = H * at.t;
   const float* dy = s.dy + (int64_t)s.B * H * at.t;
-  const float inverse = s.batch ? 1.0f / (float)at.m : 0.0f;  // population statistics send no gradient back
+  const float inverse = s.batch ? 1.0f / (float)at.m : 0.0f;  // no gradient flows through population statistics
   Wide gamma[4], gamma_x[4], bias[4], slope[4]{};
   for (int k = 0; k < 4; ++k) {
     gamma[k] = units.load_or(s.gamma_hh, k * H + j, 1.0f);
@@ -229,10 +233,10 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
         sum_ax[k] += grads[k] * at.feature[b];
       else if (s.gamma_ih)
         sum_ax[k] += grads[k] * units.load(at.x + r + k * H);
-      store(p + k * LANES, grads[k]);  // in place of i f g and the like
+      store(p + k * LANES, grads[k]);  // overwrites i, f, g and the fourth value, which are no longer needed
     }
   }
-  for (int64_t b = at.n; b < at.m; ++b) {  // finished sequences that count: gradients through the statistics alone
+  for (int64_t b = at.n; b < at.m; ++b) {  // finished sequences that count: gradients flow only through the statistics
     const int64_t cell = b * H + j;
     const Wide c_hat = (units.load(at.c + cell) - m_c) * r_c;
     if (s.gamma_c) units.store(s.dc + cell, units.load(s.dc + cell) - g_c * r_c * (mean_dz + c_hat * mean_dzc));
@@ -264,10 +268,10 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
   }
 }
 
-const int SAMPLES = 1024;  // of W_hh, evenly spread
+const int SAMPLES = 1024;  // number of samples of W_hh, at even distances
 int64_t sample_of(int H, int i) { return 4 * (int64_t)H * H * i / SAMPLES; }
 
-// W_hh^T with the columns of a block's four gates side by side.
+// Packs W_hh^T so that the columns of the four gates of a block are adjacent.
 void pack_by_blocks(int H, const float* weight_hh, float* packed, int threads) {
   const Strips weight(4 * H, H, packed);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
@@ -282,7 +286,7 @@ void pack_by_blocks(int H, const float* weight_hh, float* packed, int threads) {
 
 extern "C" {
 
-// Floats of the packed W_hh (4H, H) and of its samples.
+// Number of floats of the packed W_hh (4H, H) and its samples.
 int64_t bnrnn_lstm_packed_size(int H) { return Strips::size(4 * H, H) + SAMPLES; }
 
 void bnrnn_lstm_pack(int H, const float* weight_hh, float* packed, int threads) {
@@ -291,7 +295,7 @@ void bnrnn_lstm_pack(int H, const float* weight_hh, float* packed, int threads) 
   for (int i = 0; i < SAMPLES; ++i) samples[i] = weight_hh[sample_of(H, i)];
 }
 
-// Whether the samples are still those of W_hh, bit by bit.
+// Whether the samples still equal the values of W_hh, bit by bit.
 int bnrnn_lstm_is_packed(int H, const float* weight_hh, const float* packed) {
   const float* samples = packed + Strips::size(4 * H, H);
   for (int i = 0; i < SAMPLES; ++i)
@@ -302,7 +306,8 @@ int bnrnn_lstm_is_packed(int H, const float* weight_hh, const float* packed) {
 void bnrnn_lstm_forward(const Lstm* sequence) {
   const Lstm& s = *sequence;
   const int H = s.H, num_blocks = (H + LANES - 1) / LANES;
-  // Where h is larger than the cache, several blocks of units share each part of it.
+  // If h does not fit into the cache, several blocks of units are computed together: each part of h is then read once for
+  // all of them.
   const int group = (int64_t)s.B * H * sizeof(float) > NEAR / 2 ? 4 : 1, groups = (num_blocks + group - 1) / group;
   const Strips weight(4 * H, H, s.packed);
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
@@ -328,7 +333,7 @@ void bnrnn_lstm_backward(const Lstm* sequence) {
   const int H = s.H, G = 4 * H, num_blocks = (H + LANES - 1) / LANES, num_strips = (H + STRIP - 1) / STRIP;
   Floats packed(new float[Strips::size(H, G)]), shared(new float[Strips::size(G, DEPTH)]);
   const Strips weight(H, G, packed.get());
-  // dW_hh is the sum of h^T du over the steps. It is added up by chunks of steps, whose du is still in the cache then.
+  // dW_hh is the sum of h^T du over the steps. It is computed in chunks of steps whose du is still in the cache.
   const int64_t chunk = std::max(1, DEPTH / s.B), size = (int64_t)s.B * H;
   Floats du(new float[chunk * size * 4]);
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
@@ -336,7 +341,7 @@ void bnrnn_lstm_backward(const Lstm* sequence) {
     Floats scratch(new float[(int64_t)s.B * 5 * LANES]), room(new float[s.B]);
 #pragma omp for schedule(static)
     for (int n = 0; n < H; n += STRIP) weight.pack_rows(n, s.weight_hh, H);
-    int64_t in_chunk = 0;  // steps; the last of the chunk comes first, and stands last
+    int64_t in_chunk = 0;  // number of steps in the chunk so far; they are filled in from the end of the chunk
     for (int64_t t = s.T - 1; t >= 0; --t) {
       const Step at(s, t, room.get());
       const float* dy = s.dy + size * t;
@@ -345,7 +350,7 @@ void bnrnn_lstm_backward(const Lstm* sequence) {
       for (int block = 0; block < num_blocks; ++block) {
         const int from = block * LANES, to = std::min(H, from + LANES);
         over_blocks(from, to, [&](auto units, int j) { backward_block(at, units, j, du_t, scratch.get()); });
-        for (int64_t b = at.n; b < s.B; ++b)  // a finished sequence hands its gradient on to the step before
+        for (int64_t b = at.n; b < s.B; ++b)  // the gradient of a finished sequence passes to the previous step
           for (int j = from; j < to; ++j) s.dh[b * H + j] += dy[b * H + j];
       }
 #pragma omp for schedule(static)
@@ -356,7 +361,7 @@ void bnrnn_lstm_backward(const Lstm* sequence) {
         if (at.m > at.n)
           weight.times_all<false>(n, end, at.m - at.n, du_t + at.n * at.row, G, s.dh + (int64_t)at.n * H + n, H, true);
       }
-      if (in_chunk == chunk || t <= 1) {  // h_0 stands elsewhere than the other h
+      if (in_chunk == chunk || t <= 1) {  // step 0 is a chunk of its own, because h_0 is stored separately
         product(H, G, (int)in_chunk * s.B, at.h_prev, 1, H, {du_t, G, false}, s.dweight_hh, true, shared.get(), s.threads);
         in_chunk = 0;
       }

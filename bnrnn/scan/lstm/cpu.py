@@ -10,7 +10,7 @@ from bnrnn.scan.lstm.fused import PARAMETERS, Steps
 from bnrnn.scan.lstm.reference import Statistics
 from bnrnn.scan.native.build import address, library, pointer, sizes_of
 
-MAX_PACKED = 16  # weights that are kept packed, those used last
+MAX_PACKED = 16  # maximum number of packed weights in the cache
 
 
 class _Lstm(ctypes.Structure):
@@ -28,7 +28,7 @@ class _Lstm(ctypes.Structure):
 
 
 class CpuSteps(Steps):
-    """Whole sequences in the compiled kernel."""
+    """Runs all steps of a sequence in one call of the compiled kernel."""
 
     def _arguments(self, **others: Tensor) -> _Lstm:
         T, B, H = self.c.shape
@@ -47,14 +47,14 @@ class CpuSteps(Steps):
         library().bnrnn_lstm_forward(ctypes.byref(self._arguments(packed=packed)))
 
     def backward(self, dy: Tensor, dh: Tensor, dc: Tensor, grads: dict[str, Tensor]) -> None:
-        grads["weight_hh"] = self.weight_hh.new_zeros(self.weight_hh.shape[::-1])  # the kernel adds to the transposed
+        grads["weight_hh"] = self.weight_hh.new_zeros(self.weight_hh.shape[::-1])  # the kernel adds to the transpose
         gradients = {f"d{name}": grad for name, grad in grads.items()}
         library().bnrnn_lstm_backward(ctypes.byref(self._arguments(dy=dy, dh=dh, dc=dc, **gradients)))
         grads["weight_hh"] = grads["weight_hh"].t()
 
 
 def _pack(weight_hh: Tensor) -> Tensor:
-    """W_hh in the order in which the forward kernel reads it, and samples of W_hh."""
+    """Copy W_hh into the order in which the forward kernel reads it, followed by samples of its values."""
     H = weight_hh.shape[1]
     packed = weight_hh.new_empty(library().bnrnn_lstm_packed_size(H))
     library().bnrnn_lstm_pack(H, pointer(weight_hh), pointer(packed), torch.get_num_threads())
@@ -62,10 +62,10 @@ def _pack(weight_hh: Tensor) -> Tensor:
 
 
 class _Packed:
-    """Packed weights of evaluation, where the same weights come again: by address, version, and samples of the values.
+    """A cache of packed weights for evaluation, where the same weights are used again and again.
 
-    The samples notice what does not change a tensor's version, such as `weight.data.copy_`, and memory that was given
-    to another tensor.
+    An entry is valid if the address, the version and samples of the values are unchanged. The samples detect changes
+    that do not increase a tensor's version, such as `weight.data.copy_`, and memory that now belongs to another tensor.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class _Packed:
         if found and found[0] == version and library().bnrnn_lstm_is_packed(H, pointer(weight_hh), pointer(found[1])):
             packed = found[1]
         else:
-            packed = _pack(weight_hh)  # in memory of its own: another thread may be reading the old one
+            packed = _pack(weight_hh)  # in new memory: another thread may still read the old entry
         self.kept[key] = version, packed
         while len(self.kept) > MAX_PACKED:
             self.kept.popitem(last=False)

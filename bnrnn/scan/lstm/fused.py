@@ -1,16 +1,17 @@
-"""The recurrence as one autograd function over the whole sequence, with a backward derived by hand.
+"""The recurrence as one autograd function over the whole sequence, with a backward pass derived by hand.
 
-`Steps` runs them in torch's own operations, for any device and dtype; the compiled engine (cpu.py) is a subclass.
+`Steps` runs the time steps with torch operations, for any device and dtype; the compiled engine (cpu.py) is a subclass.
 Signature and equations are those of reference.py.
 
-Backward of step t, with m() the mean over the batch, z = BN(c); x̂, û and ĉ normalized, without scale and shift:
+Backward pass of step t. m() is the mean over the batch, z = BN(c), and x̂, û and ĉ are the normalized values before
+scale and shift:
     dz = dh σ(o) (1 - tanh²z);      dγ_c += Σ dz ĉ;   dβ_c += Σ dz
-    dc += γ_c rstd_c (dz - m(dz) - ĉ m(dz ĉ))                       (dz itself without normalization)
+    dc += γ_c rstd_c (dz - m(dz) - ĉ m(dz ĉ))                       (without normalization: dc += dz)
     da = dgates from dc and dh;     db += Σ da;       dγ_hh += Σ da û;    dγ_ih += Σ da x̂;    dc_{t-1} = dc σ(f)
     dx = γ_ih rstd_ih (da - m(da) - x̂ m(da x̂))
     du = γ_hh rstd_hh (da - m(da) - û m(da û));       dh_{t-1} += du W_hh;   dW_hh += duᵀ h_{t-1}
-Under population statistics the m() terms vanish. Gates are recomputed from x̂ and û rather than stored, and the
-gradients of x and u take their places: with c and h, ten numbers a unit and step.
+With population statistics, the m() terms are zero. To save memory, the backward pass recomputes the gates from x̂ and û,
+and overwrites these with the gradients of x and u. With c and h, this takes ten numbers per unit and step.
 """
 
 from dataclasses import dataclass
@@ -29,34 +30,36 @@ PARAMETERS = ("gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c")
 
 @dataclass
 class Steps:
-    """A sequence's arguments, and what its forward pass leaves to its backward pass."""
+    """The arguments of a scan, and the values that the forward pass stores for the backward pass."""
 
-    x: Tensor  # (T, B, 4H), input product; normalized by the forward pass; its gradient after the backward pass
-    u: Tensor | None  # (T, B, 4H), normalized recurrent product, lost in the backward pass; None if there is none
+    x: Tensor  # (T, B, 4H), input product; the forward pass normalizes it, the backward pass writes its gradient here
+    u: (
+        Tensor | None
+    )  # (T, B, 4H), normalized recurrent product; the backward pass overwrites it; None without gradients
     c: Tensor  # (T, B, H)
     y: Tensor  # (T, B, H)
     h_0: Tensor  # (B, H)
     c_0: Tensor
     weight_hh: Tensor  # (4H, H)
-    weight_ih: Tensor | None  # (4H, 1), where x is the input's one feature (T, B, 1) in place of its product
+    weight_ih: Tensor | None  # (4H, 1) if x is the only input feature (T, B, 1) instead of the input product
     parameters: dict[str, Tensor | None]
     statistics: Statistics
-    batch: bool  # whether the statistics are those of the batch
+    batch: bool  # whether to use batch statistics
     eps: float
     batch_sizes: list[int] | None
     ended_count: bool
     product_dtype: torch.dtype
 
     def running(self, t: int) -> int:
-        """Sequences that run at step t."""
+        """Number of sequences that run at step t."""
         return self.batch_sizes[t] if self.batch_sizes else self.x.shape[1]
 
     def counted(self, t: int) -> int:
-        """Sequences in the statistics of step t."""
+        """Number of sequences that count in the statistics of step t."""
         return self.x.shape[1] if self.ended_count else self.running(t)
 
     def forward(self) -> None:
-        """Fill y, c, u, x normalized, and the statistics if they are those of the batch."""
+        """Fill y, c and u, normalize x in place, and, with batch statistics, fill the statistics."""
         y = self.y
         gamma_ih, gamma_hh, _, gamma_c, beta_c = (self.parameters[name] for name in PARAMETERS)
         mean_ih, var_ih, mean_hh, var_hh, mean_c, var_c = self.statistics
@@ -89,10 +92,10 @@ class Steps:
         return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
 
     def backward(self, dy: Tensor, dh: Tensor, dc: Tensor, grads: dict[str, Tensor]) -> None:
-        """Backpropagate the gradients dy of y, and dh and dc of the last state.
+        """Backpropagate dy, the gradient of y, and dh and dc, the gradients of the last state.
 
-        x becomes its gradient, dh and dc those of the first state. Those of the parameters, and of weight_ih if there
-        is one, are added to `grads`, where that of weight_hh is entered.
+        Writes the gradient of x into x, and the gradients of the initial state into dh and dc. Adds the gradients of
+        the parameters, and of weight_ih if it is given, to `grads`, and stores the gradient of weight_hh there.
         """
         assert self.u is not None
         y = self.y
@@ -157,7 +160,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, steps: Steps, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         steps.forward()
-        # Autograd watches that none of these is changed before the backward pass.
+        # Autograd raises an error if one of these is changed before the backward pass.
         ctx.save_for_backward(steps.y, *inputs[3:5])
         ctx.steps = steps
         return steps.results()
@@ -168,7 +171,7 @@ class _Scan(torch.autograd.Function):
         _ = ctx.saved_tensors
         steps = ctx.steps
         if steps is None:
-            raise RuntimeError("this scan was run backward before and its buffers are spent: run it forward again")
+            raise RuntimeError("this scan was already run backward, which freed its buffers: run it forward again")
         ctx.steps = None
         grads = steps.gradients(*given)
         names = ("x_proj", "h", "c", "weight_hh", "weight_ih", *PARAMETERS)
@@ -186,11 +189,13 @@ def fused_scan(
     overwrite: bool = False,
     **options: Unpack[Options],
 ) -> Result:
-    """`lstm_scan` of reference.py, its steps run by `engine`.
+    """`lstm_scan` of reference.py, whose time steps `engine` runs.
 
-    With `overwrite`, x_proj's memory is taken over (nobody else may need its values) instead of copied. With
-    `weight_ih` (4H, 1), x_proj is the one feature (T, B, 1) of the input itself, which needs no gradient. A second
-    backward through one scan raises RuntimeError.
+    Args:
+        overwrite: whether to reuse the memory of x_proj instead of a copy. Its values are then lost.
+        weight_ih: (4H, 1). If given, x_proj is the only feature of the input (T, B, 1), which gets no gradient.
+
+    A second backward pass through the same scan raises RuntimeError.
     """
     inputs = (x_proj, h, c, weight_hh, weight_ih, *(options.get(name) for name in PARAMETERS))
     with_grad = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs)

@@ -1,9 +1,9 @@
-"""The recurrence of LSTM, input-normalized LSTM and BN-LSTM, as a plain loop over time in autograd: the reference.
+"""The reference for the recurrence of LSTM, input-normalized LSTM and BN-LSTM: a plain loop over time, using autograd.
 
-Gates stand in torch's order i f g o. Equation numbers are those of Cooijmans et al. 2016 (arXiv:1603.09025).
+The order of the gates is torch's, i f g o. Equation numbers are those of Cooijmans et al. 2016 (arXiv:1603.09025).
 
-Sequences of different lengths stand in the batch longest first, with padding at their ends. `batch_sizes[t]` says how
-many still run at step t, as in torch's PackedSequence; those that have ended keep their state.
+In a padded batch, the sequences are sorted by decreasing length and padded at the end. As in torch's PackedSequence,
+`batch_sizes[t]` is the number of sequences that run at step t; finished sequences keep their state.
 """
 
 from typing import NamedTuple, TypedDict
@@ -16,7 +16,7 @@ from bnrnn.scan.norm.reference import normalize
 
 
 class Statistics(NamedTuple):
-    """Means and variances per time step: (T, 4H) of the two products, (T, H) of the cell; None where unused."""
+    """Means and variances per time step: (T, 4H) for the two products, (T, H) for the cell; None if not normalized."""
 
     mean_ih: Tensor | None = None
     var_ih: Tensor | None = None
@@ -30,7 +30,7 @@ Result = tuple[Tensor, tuple[Tensor, Tensor], Statistics]
 
 
 class Options(TypedDict, total=False):
-    """The arguments of `lstm_scan` that may be left out; every engine takes them."""
+    """The optional arguments of `lstm_scan`, which every engine accepts."""
 
     gamma_ih: Tensor | None
     gamma_hh: Tensor | None
@@ -61,19 +61,20 @@ def lstm_scan(
     ended_count: bool = False,
     product_dtype: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, "T B H"], tuple[Float[Tensor, "B H"], Float[Tensor, "B H"]], Statistics]:
-    """Run the recurrence over T steps and return every h, the last state, and the statistics it normalized with.
+    """Run the recurrence over T steps. Return h of all steps, the last state (h, c), and the statistics that were used.
 
     Args:
-        x_proj: the input product W_ih x, or whatever else of the gates does not depend on h.
-        gamma_ih: scale of the normalized input product; None leaves that product as it is.
-        gamma_hh: scale of the normalized recurrent product; None leaves that product as it is.
-        gamma_c: scale of the normalized cell output; None leaves it as it is.
-        beta_c: shift of the cell output, normalized or not; None for none.
-        population: statistics to normalize with; None uses those of the batch and sends gradients through them.
-        batch_sizes: how many sequences run at each step, never increasing; None: all at every step.
-        ended_count: whether the kept states of ended sequences count in the batch's statistics, as in the code released
-            for Cooijmans et al. 2016, section 5.4; by default the statistics are of the running sequences alone.
-        product_dtype: precision of h W_hh^T, such as torch.bfloat16; all else keeps that of the arguments.
+        x_proj: the input product W_ih x, or any other part of the gates that does not depend on h.
+        gamma_ih: scale of the normalized input product; None turns its normalization off.
+        gamma_hh: scale of the normalized recurrent product; None turns its normalization off.
+        bias: added to the gates.
+        gamma_c: scale of the normalized cell output; None turns its normalization off.
+        beta_c: shift of the cell output, with or without normalization.
+        population: statistics to normalize with. None uses those of the batch, and gradients flow through them.
+        batch_sizes: number of sequences that run at each step, never increasing; None means all at every step.
+        ended_count: whether finished sequences count in the batch statistics, with the state that they keep, as in the
+            code released for Cooijmans et al. 2016, section 5.4. By default only running sequences count.
+        product_dtype: precision of h W_hh^T, such as torch.bfloat16; all other values keep the dtype of the arguments.
     """
     num_steps, batch_size = x_proj.shape[:2]
     given = [[None] * num_steps if s is None else s.unbind(0) for s in population or Statistics()]
@@ -90,8 +91,8 @@ def lstm_scan(
         return v
 
     for t, x_t in enumerate(x_proj.unbind(0)):
-        n = batch_sizes[t] if batch_sizes else batch_size  # that run; the rest keep their state
-        counted = batch_size if ended_count else n  # in the statistics
+        n = batch_sizes[t] if batch_sizes else batch_size  # so many sequences run; the others keep their state
+        counted = batch_size if ended_count else n  # so many sequences count in the statistics
         u = (_first(h, counted).to(weight.dtype) @ weight).to(h.dtype)  # (B, G)
         gates = norm(u, 2, gamma_hh, None, t) + norm(_first(x_t, counted), 0, gamma_ih, bias, t)  # eq. 6
         i, f, g, o = _first(gates, n).chunk(4, dim=1)  # (B, H) each
@@ -104,7 +105,7 @@ def lstm_scan(
 
 
 def _first(x: Tensor, n: int) -> Tensor:
-    return x if n == x.shape[0] else x[:n]  # a slice of everything would still cost a copy of its gradient
+    return x if n == x.shape[0] else x[:n]  # a slice of all rows would still copy its gradient
 
 
 def _rest_kept(new: Tensor, old: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""The recurrence on a GPU: one fused Triton kernel a time step and direction, replayed from a captured CUDA graph.
+"""The recurrence on a GPU: one fused Triton kernel per time step and direction, replayed from a captured CUDA graph.
 
-Small recurrent products are fused into the step (one launch a step); large ones are cuBLAS's, because every program of
-a step would read all of h. Signature and algebra are those of fused.py; products are in TF32 if torch is
-set to allow it (torch.set_float32_matmul_precision), in bfloat16 if asked for; everything else is float32.
+The kernel of a step also computes the recurrent product if it is small, so a step is one launch. cuBLAS computes large
+products, because every program of the kernel would have to read all of h. Signature and equations are those of
+fused.py. Products use TF32 if torch allows it (torch.set_float32_matmul_precision), or bfloat16 or float16 if
+requested; all other values are float32.
 
-Layout: time first, then replicas. c and h have T + 1 steps, of which step 0 is the state before the first.
+Memory layout: the first axis is time, the second the replicas. c and h have T + 1 steps; step 0 is the initial state.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from bnrnn.scan.triton_shared.workspace import UNITS, Lease, Workspace, options,
 
 @dataclass(frozen=True)
 class Kind(workspace.Kind):
-    """Of shape T, R, B, H."""
+    """The description of an LSTM workspace; `shape` is T, R, B, H."""
 
     ended_count: bool
 
@@ -45,7 +46,7 @@ class Kind(workspace.Kind):
         return shapes
 
     def step_constants(self, left_size: int) -> dict[str, Any]:
-        """Of the two kernels; `left_size`: elements of the left factor of the product."""
+        """Compile-time constants of the two kernels; `left_size` is the number of elements of the left factor."""
         _, R, B, H = self.shape
         return self.constants(B, left_size) | {"R": R, "B": B, "H": H, "ALL_COUNT": self.ended_count or not self.padded}
 
@@ -105,7 +106,7 @@ class _TritonScan(torch.autograd.Function):
     @staticmethod
     @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        _ = ctx.saved_tensors  # autograd raises here if the weights were changed in between
+        _ = ctx.saved_tensors  # autograd raises an error here if the weights were changed after the forward pass
         ws: Workspace = ctx.lease.workspace
         b = ws.buffers
         b["dy"].copy_(grads[0].transpose(0, 1))
@@ -132,10 +133,13 @@ def triton_scan(
     batch_sizes: list[int] | None = None,
     ended_count: bool = False,
     product_dtype: torch.dtype | None = None,
-    overwrite: bool = False,  # the workspace has its own memory
+    overwrite: bool = False,  # ignored: the workspace has its own memory
     **parameters: Tensor | None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Statistics]:
-    """`lstm_scan` of reference.py in float32, with a leading axis R of replicas on every tensor."""
+    """`lstm_scan` of reference.py in float32. Every tensor has a leading axis R of replicas.
+
+    A second backward pass through the same scan raises RuntimeError.
+    """
     R, T, B, G = x_proj.shape
     given = {name: parameters.get(name) for name in PARAMETERS}
     inputs = (x_proj, h, c, weight_hh, *given.values())
@@ -153,7 +157,7 @@ def triton_scan(
     ws = lease.workspace
     b = ws.buffers
     statistics = (population or Statistics())._asdict()
-    timed = {"x": x_proj, **statistics}  # time comes first in the buffers
+    timed = {"x": x_proj, **statistics}  # their time axis comes first in the buffers
     ws.fill(
         batch_sizes, weight=weight_hh, **given, **{k: v if v is None else v.transpose(0, 1) for k, v in timed.items()}
     )

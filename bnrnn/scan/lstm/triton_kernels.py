@@ -1,8 +1,8 @@
 """The Triton kernels of one time step, forward and backward.
 
-A program owns J units with their four gates, for the whole batch of one replica: batch statistics need no other
-program's data. Equation numbers: Cooijmans et al. 2016; the algebra of the backward pass stands in
-fused.py.
+A program computes J units with their four gates, for the whole batch of one replica. It can therefore compute the batch
+statistics of its units without data of other programs. Equation numbers are those of Cooijmans et al. 2016; fused.py
+has the equations of the backward pass.
 """
 
 from typing import no_type_check
@@ -16,7 +16,7 @@ from bnrnn.scan.triton_shared.blocks import add, offset, product_tile, standardi
 @no_type_check
 @triton.jit
 def _gate(u, x, row, rows, columns, mask, valid, gamma_hh, gamma_ih, bias):
-    """One gate's pre-activation (eq. 6) of a tile."""
+    """The pre-activation (eq. 6) of one gate for a tile."""
     here = rows[:, None] * row + columns[None, :]
     a = tl.load(u + here, mask=mask, other=0.0)
     if gamma_hh is not None:
@@ -36,7 +36,10 @@ def forward_step(t, x, u, c, h, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_
              TILE: tl.constexpr, K: tl.constexpr, U_STEPS: tl.constexpr, BATCH: tl.constexpr, ALL_COUNT: tl.constexpr,
              FUSED: tl.constexpr, LOW: tl.constexpr, WIDEN: tl.constexpr,
              PRECISION: tl.constexpr):  # fmt: skip
-    """Step t: x normalized, u, c[t + 1], h[t + 1] and statistics. Without FUSED, u holds the product already."""
+    """Forward step t: normalize x in place, write u, c[t + 1], h[t + 1] and the statistics.
+
+    Without FUSED, u contains the recurrent product on entry.
+    """
     replica = tl.program_id(1)
     units = tl.program_id(0) * J + tl.arange(0, J)
     valid = units < H
@@ -61,7 +64,7 @@ def forward_step(t, x, u, c, h, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_
                                      WIDEN, PRECISION)  # fmt: skip
                 mask = (rows < count)[:, None] & valid[None, :]
                 tl.store(u + rows[:, None] * 4 * H + gate * H + units[None, :], total, mask=mask)
-        tl.debug_barrier()  # what follows may be read by other threads than wrote it
+        tl.debug_barrier()  # other threads may read the values that a thread has written
     for gate in tl.static_range(4):
         columns = gate * H + units
         if gamma_hh is not None:
@@ -95,7 +98,7 @@ def forward_step(t, x, u, c, h, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_
         here = rows[:, None] * H + units[None, :]
         o = tl.sigmoid(_gate(u, x, 4 * H, rows, 3 * H + units, mask, valid, gamma_hh, gamma_ih, bias))
         z = (tl.load(c + here, mask=mask, other=0.0) - mean[None, :]) * scale[None, :] + shift[None, :]
-        z = tl.where(mask, z, 0.0)  # a single sequence has variance 0, and others at its scale would overflow
+        z = tl.where(mask, z, 0.0)  # if one sequence runs, the variance is 0 and rstd would make the others overflow
         before = tl.load(h_prev + here, mask=all_rows, other=0.0)
         tl.store(h + here, tl.where(mask, o * tanh(z), before), mask=all_rows)  # eq. 8
 
@@ -107,10 +110,11 @@ def backward_step(t, x, u, c, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_c,
               B: tl.constexpr, H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr,
               LAST: tl.constexpr, BATCH: tl.constexpr, ALL_COUNT: tl.constexpr, FUSED: tl.constexpr,
               LOW: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Step t: x and u into their gradients, dc into that of c[t], the parameters' added to.
+    """Backward step t: overwrite x and u with their gradients and dc with that of c[t]; add to those of the parameters.
 
-    dh is the whole gradient of h[t + 2] on entry and of h[t + 1] on return; `product` = du[t + 1] W_hh unless FUSED.
-    LAST is the last step, with no product and dh given. dz (R, B, H) and da (R, B, 4H) are scratch.
+    On entry, dh is the complete gradient of h[t + 2] and, without FUSED, `product` is du[t + 1] W_hh. On return, dh is
+    the complete gradient of h[t + 1]. LAST marks the last step: it has no product, and dh is the gradient of the last
+    state. dz (R, B, H) and da (R, B, 4H) are scratch memory.
     """
     replica = tl.program_id(1)
     units = tl.program_id(0) * J + tl.arange(0, J)
@@ -136,7 +140,7 @@ def backward_step(t, x, u, c, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_c,
     beta_c, dbeta_c = offset(beta_c, replica * H), offset(dbeta_c, replica * H)
     var_ih, var_hh = offset(var_ih, wide), offset(var_hh, wide)
 
-    # The whole gradient of h[t + 1].
+    # Compute the complete gradient of h[t + 1].
     for first in range(0, B, TILE):
         rows = first + tl.arange(0, TILE)
         all_rows = (rows < B)[:, None] & valid[None, :]
@@ -150,13 +154,13 @@ def backward_step(t, x, u, c, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_c,
                                      J, TILE, K, LOW, WIDEN, PRECISION)  # fmt: skip
             else:
                 grad += tl.load(product + replica * B * H + here, mask=all_rows, other=0.0)
-            if running is not None:  # sequences that had ended hand their gradient on
+            if running is not None:  # the gradient of a finished sequence passes through unchanged
                 ended = (rows >= tl.load(running + t + 1))[:, None] & all_rows
                 grad += tl.load(dh + here, mask=ended, other=0.0)
         tl.store(dh + here, grad, mask=all_rows)
     tl.debug_barrier()
 
-    # Through eq. 8.
+    # Backpropagate through eq. 8.
     mean, rstd = tl.zeros([J], tl.float32), tl.full([J], 1.0, tl.float32)
     gamma, shift = tl.full([J], 1.0, tl.float32), tl.zeros([J], tl.float32)
     if gamma_c is not None:
@@ -193,7 +197,7 @@ def backward_step(t, x, u, c, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_c,
         sum_dzc *= 0.0
     tl.debug_barrier()
 
-    # Through eq. 7, to the gates.
+    # Backpropagate through eq. 7 to the gates.
     for first in range(0, B, TILE):
         rows = first + tl.arange(0, TILE)
         mask = (rows < n)[:, None] & valid[None, :]
@@ -214,7 +218,7 @@ def backward_step(t, x, u, c, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_c,
         tl.store(da + wide_here + 2 * H, tl.where(mask, d * i * (1.0 - g * g), 0.0), mask=all_rows)
     tl.debug_barrier()
 
-    # Through eq. 6.
+    # Backpropagate through eq. 6.
     for gate in tl.static_range(4):
         columns = gate * H + units
         if bias is not None:

@@ -1,4 +1,4 @@
-// What is done to a block of units in a time step: functions of vectors, statistics over the batch, normalization.
+// Operations on a block of units in a time step: functions of vectors, statistics over the batch, normalization.
 
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace {
 
-// The units of a block: all LANES, or with TAIL the first `count`, where a layer's size is no multiple of LANES. Memory
-// beyond them is neither read nor written; its lanes hold zeros.
+// The units of a block. A block has LANES units. The last block of a layer has only `count` units (TAIL) if the size of
+// the layer is not a multiple of LANES: memory beyond them is neither read nor written, and its lanes contain zeros.
 template <bool TAIL>
 struct Units {
   int count;
@@ -44,7 +44,7 @@ struct Units {
   Wide load_or(const float* p, int64_t at, float otherwise) const { return p ? load(p + at) : Wide{} + otherwise; }
 };
 
-// Calls function(Units, j) for the blocks of units from ... to.
+// Calls function(Units, j) for each block of the units from `from` to `to` - 1; j is its first unit.
 template <typename Function>
 void over_blocks(int from, int to, Function function) {
   int j = from;
@@ -52,7 +52,7 @@ void over_blocks(int from, int to, Function function) {
   if (j < to) function(Units<true>(to - j), j);
 }
 
-// exp(x) = power (1 + rest), with a relative error of about 1e-7: a power of two and a polynomial (Cephes expf).
+// exp(x) = power (1 + rest), a power of two times a polynomial (Cephes expf); the relative error is about 1e-7.
 inline __attribute__((always_inline)) void exp(Wide x, Wide& power, Wide& rest) {
   x = x > 88.0f ? Wide{} + 88.0f : x;
   x = x < -87.0f ? Wide{} - 87.0f : x;
@@ -72,7 +72,7 @@ inline __attribute__((always_inline)) Wide sigmoid(Wide x) {
   exp(-x, power, rest);
   return 1.0f / (power * rest + (power + 1.0f));
 }
-// (e - 1) / (e + 1) with e = exp(2 x): e - 1 without e keeps the digits of a small result.
+// (e - 1) / (e + 1) with e = exp(2 x). Computing e - 1 directly, and not from e, keeps the digits of a small result.
 inline __attribute__((always_inline)) Wide tanh(Wide x) {
   Wide power, rest;
   exp(2.0f * x, power, rest);
@@ -85,7 +85,7 @@ inline __attribute__((always_inline)) Wide rsqrt(Wide x) {
   return 1.0f / y;
 }
 
-// Mean and biased variance over M rows of K blocks of units, `gap` apart; two passes.
+// Mean and biased variance over M rows, in two passes, of K blocks of units whose addresses are `gap` apart.
 template <int K, bool TAIL>
 void moments(Units<TAIL> units, const float* a, int M, int64_t row, int64_t gap, Wide* mean, Wide* var) {
   for (int k = 0; k < K; ++k) mean[k] = var[k] = Wide{};
@@ -100,7 +100,7 @@ void moments(Units<TAIL> units, const float* a, int M, int64_t row, int64_t gap,
   for (int k = 0; k < K; ++k) var[k] /= (float)M;
 }
 
-// The statistics to normalize K blocks of units with: of the batch, and then stored, or as stored.
+// The statistics that normalize K blocks of units. If `batch`, they are computed from the batch and stored; else loaded.
 template <int K, bool TAIL>
 void statistics(Units<TAIL> units, bool batch, const float* a, int M, int64_t row, int64_t gap, float* means,
                 float* vars, int64_t stored_gap, float eps, Wide* mean, Wide* rstd) {

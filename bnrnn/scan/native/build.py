@@ -1,7 +1,7 @@
-"""The compiled kernels for float32 on the CPU, built on first use with the machine's C++ compiler in seconds.
+"""Builds the compiled kernels for float32 on the CPU, on first use, with the C++ compiler of the machine.
 
-The build is cached by source, flags and processor. The kernels have a plain C interface for ctypes, because torch's
-extension builder takes half a minute for torch's headers.
+The build takes seconds and is cached by source, flags and processor. The kernels have a plain C interface, which ctypes
+calls: with torch's extension builder, compiling torch's headers would take half a minute.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ FLAGS += os.environ.get("BNRNN_CXXFLAGS", "").split()  # `make sanitize` builds 
 
 
 def sources() -> list[Path]:
-    """Every file that the kernels are built from."""
+    """All source files of the kernels."""
     return sorted(path for pattern in ("*.cpp", "*.h") for path in SCAN.rglob(pattern))
 
 
@@ -39,7 +39,7 @@ def compiler() -> str | None:
 
 
 def _processor() -> str:
-    """What -march=native depends on, so that a cache on a shared disk serves each kind of processor its own build."""
+    """The features of the processor, on which -march=native depends. They keep builds on a shared disk apart."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")
@@ -63,7 +63,7 @@ def _build(command: str, folder: Path, key: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as part:
         built = Path(part) / "kernels.so"
-        for openmp in (["-fopenmp"], []):  # not every compiler has it; without it there is one thread
+        for openmp in (["-fopenmp"], []):  # not every compiler has OpenMP; without it the kernels use one thread
             run = subprocess.run(
                 [command, *FLAGS, *openmp, str(KERNELS), "-o", str(built)], capture_output=True, text=True
             )
@@ -72,13 +72,13 @@ def _build(command: str, folder: Path, key: str) -> Path:
         else:
             raise BnrnnError(f"backend=cpu: {command} could not build its kernels: {run.stderr.strip()[:2000]}")
         path = folder / f"kernels-{key}-{_digest(built)}.so"
-        os.replace(built, path)  # several processes may build at once: the last one wins, all are the same
+        os.replace(built, path)  # several processes may build at once; each result is intact
         return path
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The built kernels. Raises BnrnnError, with what the compiler said, where they cannot be built."""
+    """Build and load the kernels. Raises BnrnnError, with the compiler's message, if they cannot be built."""
     command = compiler()
     if command is None:
         raise BnrnnError("backend=cpu needs a C++ compiler (g++ or clang++): install one, or use backend=reference")
@@ -109,10 +109,10 @@ def address(tensor: Tensor | None) -> int | None:
 
 
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
-    """`address` as an argument of a C function."""
+    """The address of a tensor as an argument of a C function."""
     return ctypes.c_void_p(address(tensor))
 
 
 def sizes_of(values: list[int] | None) -> Any:
-    """Numbers as an array of C; null for None."""
+    """A list of integers as a C array; null for None."""
     return None if values is None else (ctypes.c_int32 * len(values))(*values)

@@ -1,4 +1,4 @@
-// All compiled kernels in one unit, so that the products they share are compiled once.
+// Includes all kernels, so that the products that they share are compiled only once.
 
 #include "products.cpp"
 

@@ -1,4 +1,4 @@
-"""Products around the recurrences by the compiled kernels, for float32 on the CPU."""
+"""Matrix products before and after the recurrences, with the compiled kernels, for float32 on the CPU."""
 
 import ctypes
 from typing import Any
@@ -11,7 +11,7 @@ from bnrnn.scan.native.build import library, plain, pointer
 
 
 def product(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
-    """a @ b, or a.T @ b if `transposed`. b or its transpose is contiguous, as a is."""
+    """a @ b, or a.T @ b if `transposed`. a must be contiguous, and so must b or its transpose."""
     m, k = (a.shape[1], a.shape[0]) if transposed else a.shape
     c = a.new_empty(m, b.shape[1])
     columns = not b.is_contiguous()
@@ -23,7 +23,7 @@ def product(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
 
 
 def outer(a: Tensor, b: Tensor) -> Tensor:
-    """a.T @ b, contiguous or transposed, whichever wastes less of the kernel's strips of 16 columns."""
+    """a.T @ b. The kernel computes strips of 16 columns; the result is transposed if that wastes fewer columns."""
     m, n = a.shape[1], b.shape[1]
     return product(b, a, transposed=True).t() if -n % 16 * m > -m % 16 * n else product(a, b, transposed=True)
 
@@ -46,8 +46,8 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b for x (..., I), W (G, I) and b (G,), by the compiled product.
+    """x W^T + b for x (..., I), W (G, I) and b (G,), with the compiled product.
 
-    torch's own reaches two thirds of its speed where sizes are no multiples of 16 (AMD EPYC with AVX-512, 650 units).
+    For sizes that are not multiples of 16, torch reaches two thirds of its speed (AMD EPYC with AVX-512, 650 units).
     """
     return _Linear.apply(x, weight, bias)

@@ -1,4 +1,4 @@
-"""The most that a thread of this processor can compute."""
+"""Measures the peak performance of one thread of this processor."""
 
 import time
 
@@ -8,7 +8,7 @@ ROUNDS, REPEATS = 2_000_000, 15
 
 
 def peak() -> float:
-    """GFLOP/s of multiplications and additions in registers, one thread, float32: the best of several measurements."""
+    """GFLOP/s of float32 multiplications and additions in registers, in one thread: the best of several attempts."""
     kernels = library()
 
     def seconds() -> float:

@@ -1,11 +1,11 @@
-// Matrix products for what surrounds the recurrences.
+// Matrix products for the layers before and after the recurrences.
 
 #include "products.h"
 
 extern "C" {
 
-// C (M, N) = A (M, K) B, or A^T B for A (K, M); or added to C. Rows of B, or if `columns` its columns, are contiguous and
-// `step` apart.
+// C (M, N) = A B with A (M, K), or A^T B with A (K, M) if `transposed`. If `add`, the product is added to C. The rows of B,
+// or its columns if `columns`, are contiguous and `step` floats apart.
 void bnrnn_product(int M, int N, int K, const float* A, int transposed, const float* B, int64_t step, int columns,
                    float* C, int add, int threads) {
   Floats shared(new float[Strips::size(N, std::min(K, DEPTH))]);
@@ -28,7 +28,7 @@ float bnrnn_peak(int64_t rounds) {
   return total[0];
 }
 
-// Operations of a round of bnrnn_peak.
+// Number of floating-point operations in a round of bnrnn_peak.
 int bnrnn_peak_operations() { return 2 * ROWS * TILE * LANES; }
 
 }  // extern "C"

@@ -1,8 +1,8 @@
 // Vectors of this processor, and products C = A B of float32 matrices.
 //
-// Vectors are GCC's (and clang's) own, so one source serves every instruction set. The right factor B is packed into
-// strips of the width of a tile, and a tile, ROWS rows by one strip, keeps its sums in registers while it runs down the
-// depth of the product. The left factor A is packed as well where many strips meet it.
+// Vectors are the vector extension of GCC and clang, so one source serves every instruction set. The right factor B is
+// packed into strips of columns. A tile is ROWS rows of A times one strip; its sums stay in registers while it iterates
+// over the depth of the product. The left factor A is packed too if it is multiplied with many strips.
 
 #pragma once
 
@@ -16,8 +16,8 @@
 #include <immintrin.h>
 #endif
 
-// LANES floats are a vector. A tile is at most ROWS rows by TILE vectors: 24 sums in 32 registers, or 12 in 16. A build may
-// define LANES and TILE to test what another processor would run.
+// A vector has LANES floats. A tile has at most ROWS rows by TILE vectors, so its sums take 24 of 32 registers, or 12 of
+// 16. Tests define LANES and TILE to compile the code for other processors.
 #define ROWS 6
 #if defined(LANES)
 #elif defined(__AVX512F__)
@@ -38,10 +38,10 @@ typedef float Wide __attribute__((vector_size(4 * LANES)));
 typedef int32_t WideInt __attribute__((vector_size(4 * LANES)));
 
 const int STRIP = TILE * LANES;  // columns of a strip
-const int DEPTH = 512;           // of a strip that a tile runs down at once
-const int HEIGHT = 120;          // rows of a packed left factor: with DEPTH a quarter of a MiB, for the second-level cache
-const int LINE = 16;             // floats of a cache line
-const int NEAR = 1 << 18;        // bytes of a factor that stays in the second-level cache
+const int DEPTH = 512;           // a tile iterates over at most so many rows of a strip at a time
+const int HEIGHT = 120;          // rows of a packed left factor; DEPTH * HEIGHT floats, 240 KiB, fit the second-level cache
+const int LINE = 16;             // floats in a cache line
+const int NEAR = 1 << 18;        // a factor of at most so many bytes stays in the second-level cache
 
 Wide load(const float* p) {
   Wide v;
@@ -52,21 +52,22 @@ void store(float* p, Wide v) { std::memcpy(p, &v, sizeof(Wide)); }
 
 int round_up(int n, int unit = LANES) { return (n + unit - 1) / unit * unit; }
 
-// Where part i of n begins when `size` things are divided as evenly as possible.
+// The first element of part i if `size` elements are divided into n parts as evenly as possible.
 int begin_of(int i, int n, int size) { return (int)((int64_t)size * i / n); }
 int num_slabs(int rows) { return (rows + ROWS - 1) / ROWS; }
 
-// R rows by V vectors of C = A P, or C += A P. P is (depth, V * LANES). Row r and depth k of A is A[r * row + k], or if
-// PACKED A[k * R + r]. Only the first `columns` columns of C are touched. A share of what will be read next, `lines`
-// cache lines from `next` on, is fetched into the second-level cache on the way.
+// Computes R rows by V vectors of C = A P, or of C += A P if `add`. P is (depth, V * LANES). Element (r, k) of A is
+// A[r * row + k], or A[k * R + r] if PACKED. Only the first `columns` columns of C are read and written. Meanwhile
+// `lines` cache lines from `next` on, which are needed next, are prefetched into the second-level cache.
 template <int R, int V, bool PACKED>
 void tile(int depth, const float* A, int64_t row, const float* P, float* C, int64_t ldc, int columns, bool add,
           const float* next, int lines) {
-  // A sum waits for the one before: with few rows several sums, each over a part of the depth, keep the units busy.
+  // Each addition waits for the previous one on the same sum. If a tile has few sums, each is therefore split into PARTS
+  // independent sums over parts of the depth, which keep the arithmetic units busy.
   constexpr int PARTS = R * V >= 8 ? 1 : R * V >= 4 ? 2 : 4;
   Wide sum[PARTS][R][V] = {};
   if (add)
-    for (int r = 0; r < R; ++r) {  // C is needed at the end, and may be far away
+    for (int r = 0; r < R; ++r) {  // C is needed at the end and may not be in the cache
       __builtin_prefetch(C + r * ldc, 1);
       __builtin_prefetch(C + r * ldc + columns - 1, 1);
     }
@@ -100,7 +101,7 @@ void tile(int depth, const float* A, int64_t row, const float* P, float* C, int6
   }
 }
 
-// Calls function(std::integral_constant<int, n>) for n from 1 to N.
+// Calls function(std::integral_constant<int, n>()), for an n from 1 to N that is known at run time only.
 template <int N, typename Function>
 void with_constant(int n, Function function) {
   if constexpr (N > 1) {
@@ -109,10 +110,10 @@ void with_constant(int n, Function function) {
   function(std::integral_constant<int, N>());
 }
 
-// M rows of A, in slabs of about ROWS rows of even size, times a strip.
+// M rows of A times a strip. The rows are divided into slabs of equal size, at most ROWS rows.
 template <int V, bool PACKED>
-__attribute__((noinline)) void slabs(int M, int depth, const float* A, int64_t row, const float* P, float* C, int64_t ldc, int columns, bool add,
-           const float* next) {
+__attribute__((noinline)) void slabs(int M, int depth, const float* A, int64_t row, const float* P, float* C,
+                                     int64_t ldc, int columns, bool add, const float* next) {
   const int n = num_slabs(M), lines = next ? depth * V * LANES / LINE / n + 1 : 0;
   for (int i = 0; i < n; ++i) {
     const int from = begin_of(i, n, M), rows = begin_of(i + 1, n, M) - from;
@@ -122,12 +123,12 @@ __attribute__((noinline)) void slabs(int M, int depth, const float* A, int64_t r
   }
 }
 
-// A right factor of K rows and N columns in strips of TILE vectors, the last narrower and filled up with zeros. It is one
-// of num_together factors that are used in turn.
+// A right factor of K rows and N columns, in strips of TILE vectors. The last strip is narrower and padded with zeros to
+// whole vectors. num_together is the number of factors that the caller uses in turn.
 struct Strips {
-  int N, K, depth;  // depth: that a tile runs down at once, at most DEPTH
+  int N, K, depth;  // depth: a tile iterates over so many rows at a time, at most DEPTH
   float* data;      // round_up(N) * K floats
-  bool far;         // whether it has to be fetched again for each product
+  bool far;         // whether the factors do not stay in the cache, so that each product must fetch them again
 
   Strips(int N, int K, float* data, int64_t num_together = 1)
       : N(N), K(K), data(data), far(num_together * size(N, K) * (int64_t)sizeof(float) > NEAR) {
@@ -137,7 +138,7 @@ struct Strips {
   static int64_t size(int N, int K) { return (int64_t)round_up(N) * K; }
   int width(int n) const { return std::min(STRIP, round_up(N - n)); }
 
-  // Pack the strip of column n on. Row k of the factor is contiguous at rows + k * step.
+  // Packs the strip that begins at column n. Row k of the factor is contiguous at rows + k * step.
   void pack_rows(int n, const float* rows, int64_t step) const {
     const int wide = width(n), used = std::min(wide, N - n);
     float* p = data + (int64_t)n * K;
@@ -149,7 +150,7 @@ struct Strips {
         for (int i = 0; i < wide; ++i) p[i] = i < used ? from[i] : 0.0f;
     }
   }
-  // The same where column n of the factor is contiguous at column(n).
+  // The same for a factor whose column n is contiguous at column(n).
   template <typename Column>
   void pack_columns(int n, Column column) const {
     const int wide = width(n), used = std::min(wide, N - n);
@@ -161,8 +162,8 @@ struct Strips {
   }
   const float* at(int n, int k) const { return data + (int64_t)n * K + (int64_t)k * width(n); }
 
-  // M rows of A times the strip of column n, of the depth that begins at k; C is where the result begins. `next` will be
-  // read next; null if that is known to be near.
+  // M rows of A times the part of a strip that begins at column n and row k. The result begins at C. `next` is the
+  // address to prefetch; null if that memory is already in the cache.
   template <bool PACKED>
   void times(int n, int k, int M, const float* A, int64_t row, float* C, int64_t ldc, bool add, const float* next) const {
     const int wide = width(n);
@@ -170,8 +171,9 @@ struct Strips {
       slabs<V, PACKED>(M, std::min(depth, K - k), A, row, at(n, k), C, ldc, std::min(wide, N - n), add, next);
     });
   }
-  // M rows of A times columns n to end, into C. n is where a strip begins. A's rows are `row` apart or, if PACKED, A holds
-  // slabs. If `group`, C holds the columns by groups of 4 LANES, which are `group` apart and 4 LANES wide.
+  // M rows of A times the columns n to end - 1, into C. A strip must begin at n. The rows of A are `row` floats apart, or
+  // A is packed into slabs if PACKED. If `group` is not 0, C stores the columns in groups of 4 LANES, which are `group`
+  // floats apart.
   template <bool PACKED>
   void times_all(int n, int end, int M, const float* A, int64_t row, float* C, int64_t ldc, bool add,
                  int64_t group = 0) const {
@@ -185,7 +187,8 @@ struct Strips {
   }
 };
 
-// M rows of A, slab after slab as `tile` reads them. Element (m, k) is A[m * row + k * step].
+// Packs M rows of A, slab after slab, in the order in which `tile` reads them. Element (m, k) of A is
+// A[m * row + k * step].
 void pack_left(float* to, int M, int depth, const float* A, int64_t row, int64_t step) {
   const int n = num_slabs(M);
   for (int i = 0; i < n; ++i) {
@@ -198,19 +201,19 @@ void pack_left(float* to, int M, int depth, const float* A, int64_t row, int64_t
   }
 }
 
-// A right factor for `product`: rows, or if `columns` columns, are contiguous and `step` apart.
+// A right factor for `product`. Its rows, or its columns if `columns`, are contiguous and `step` floats apart.
 struct Right {
   const float* data;
   int64_t step;
   bool columns;
 };
 
-// C (M, N) = A B, or C += A B, by all threads of a parallel region, or by one. Element (m, k) of A is A[m * row + k *
-// step]; C's rows are N long. space: Strips::size(N, DEPTH) floats that the threads share.
+// C (M, N) = A B, or C += A B if `add`. All threads of a parallel region call it, or one thread alone. Element (m, k) of
+// A is A[m * row + k * step]; the rows of C have N floats. The threads share `space`, Strips::size(N, DEPTH) floats.
 void product(int M, int N, int K, const float* A, int64_t row, int64_t step, Right B, float* C, bool add, float* space,
              int threads) {
   const int num_parts = (K + DEPTH - 1) / DEPTH;
-  const int blocks = round_up((M + HEIGHT - 1) / HEIGHT, threads);  // each thread takes as many
+  const int blocks = round_up((M + HEIGHT - 1) / HEIGHT, threads);  // all threads get the same number
   Floats left(new float[HEIGHT * DEPTH]);
   for (int part = 0; part < num_parts; ++part) {
     const int k = begin_of(part, num_parts, K), depth = begin_of(part + 1, num_parts, K) - k;

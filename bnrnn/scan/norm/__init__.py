@@ -1,4 +1,4 @@
-"""Batch normalization of whole sequences, before the recurrence, by the engine that fits."""
+"""Batch normalization of whole sequences, before the recurrence, computed by the selected engine."""
 
 import torch
 from torch import Tensor
@@ -17,10 +17,10 @@ def normalize_sequence(
     x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float,
     population: tuple[Tensor, Tensor] | None = None, batch_sizes: list[int] | None = None,
 ) -> Result:  # fmt: skip
-    """reference.normalize_sequence by the chosen engine; `fused` and `triton` have none of their own.
+    """Run reference.normalize_sequence on the selected engine; the engines `fused` and `triton` use the reference.
 
-    The output of bfloat16 or float16 is float32, as are the statistics. Raises BnrnnError for tensors that do not fit
-    each other.
+    For bfloat16 and float16 inputs, the output and the statistics are float32. Raises BnrnnError for shapes, dtypes or
+    devices that do not match.
     """
     return _normalize("normalize_sequence", len(x), x, gamma, beta, eps, population, batch_sizes)
 
@@ -29,7 +29,7 @@ def normalize_over_time(
     x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float,
     population: tuple[Tensor, Tensor] | None = None, batch_sizes: list[int] | None = None,
 ) -> Result:  # fmt: skip
-    """reference.normalize_over_time by the chosen engine, as `normalize_sequence`."""
+    """Run reference.normalize_over_time on the selected engine, as `normalize_sequence` does."""
     return _normalize("normalize_over_time", 1, x, gamma, beta, eps, population, batch_sizes)
 
 
@@ -37,7 +37,7 @@ def _normalize(
     name: str, num_statistics: int, x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float,
     population: tuple[Tensor, Tensor] | None, batch_sizes: list[int] | None,
 ) -> Result:  # fmt: skip
-    if x.dtype in (torch.bfloat16, torch.float16):  # all of them: the kernels take parameters to have the dtype of x
+    if x.dtype in (torch.bfloat16, torch.float16):  # convert all tensors: the kernels expect one dtype
         x, gamma, beta = map(raised, (x, gamma, beta))
         population = population and (population[0].float(), population[1].float())
     if x.dim() != 3:

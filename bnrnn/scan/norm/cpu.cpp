@@ -1,14 +1,16 @@
 // Batch normalization of sequences in float32 on the CPU: step by step, or with one mean and variance over all steps.
 //
-// x, y (T, B, F); of step t the first running[t] rows count, null: all. Statistics are written if `batch`, read if not.
+// x and y are (T, B, F). The first running[t] rows of step t count; null means all. If `batch`, the statistics are
+// computed and written; otherwise they are read.
 
 #include "../native/blocks.h"
 
 namespace {
 
-const int STRIPE = 256;  // columns whose sums stay in the first-level cache while the rows go by
+const int STRIPE = 256;  // so many columns are summed together: their sums stay in the first-level cache
 
-// K sums over rows of a stripe of columns: of the rows of a step first, which loses fewer digits than all in turn.
+// K sums over the rows of a stripe of columns. Rows are first summed within each step: this loses fewer digits than a
+// single running sum.
 template <int K, typename Row>
 void sum_rows(int T, int B, const int32_t* running, float (&total)[K][STRIPE], Row row) {
   std::memset(total, 0, sizeof(total));
@@ -27,7 +29,7 @@ int64_t rows_that_count(int T, int B, const int32_t* running) {
   return count;
 }
 
-// y = gamma (x - mean) rstd + shift over M of B rows, 0 in the others.
+// y = gamma (x - mean) rstd + shift for the first M of B rows; 0 in the others.
 template <bool TAIL>
 void normalize(Units<TAIL> units, int j, int M, int B, int F, bool batch, float eps, const float* x, const float* gamma,
                const float* shift, float* means, float* vars, float* y) {
@@ -69,7 +71,7 @@ void normalize_backward(Units<TAIL> units, int j, int M, int B, int F, bool batc
 
 extern "C" {
 
-// mean, var (T, F).
+// Step-wise normalization; mean and var are (T, F).
 void bnrnn_norm_forward(int T, int B, int F, int batch, float eps, const int32_t* running, int, const float* x,
                         const float* gamma, const float* shift, float* mean, float* var, float* y) {
   for (int64_t t = 0; t < T; ++t) {
@@ -81,7 +83,7 @@ void bnrnn_norm_forward(int T, int B, int F, int batch, float eps, const int32_t
   }
 }
 
-// dx (T, B, F) is written (dy may be its place), dgamma (F) and dshift (F) are added to.
+// Writes dx (T, B, F), which may be the same memory as dy, and adds to dgamma (F) and dshift (F).
 void bnrnn_norm_backward(int T, int B, int F, int batch, float eps, const int32_t* running, int, const float* x,
                          const float* gamma, const float* mean, const float* var, const float* dy, float* dx,
                          float* dgamma, float* dshift) {
@@ -95,7 +97,7 @@ void bnrnn_norm_backward(int T, int B, int F, int batch, float eps, const int32_
   }
 }
 
-// mean, var (F).
+// Sequence-wise normalization; mean and var are (F).
 void bnrnn_norm_over_time_forward(int T, int B, int F, int batch, float eps, const int32_t* running, int threads,
                                   const float* x, const float* gamma, const float* shift, float* mean, float* var,
                                   float* y) {
@@ -133,7 +135,7 @@ void bnrnn_norm_over_time_forward(int T, int B, int F, int batch, float eps, con
   }
 }
 
-// As bnrnn_norm_backward.
+// The backward pass; outputs as in bnrnn_norm_backward.
 void bnrnn_norm_over_time_backward(int T, int B, int F, int batch, float eps, const int32_t* running, int threads,
                                    const float* x, const float* gamma, const float* mean, const float* var,
                                    const float* dy, float* dx, float* dgamma, float* dshift) {

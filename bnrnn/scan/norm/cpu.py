@@ -1,4 +1,4 @@
-"""Batch normalization of sequences for float32 on the CPU, compiled: reference.py's functions of the same names."""
+"""Compiled batch normalization of sequences for float32 on the CPU. reference.py defines the functions."""
 
 import ctypes
 from typing import Any

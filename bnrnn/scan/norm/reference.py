@@ -1,4 +1,4 @@
-"""Batch normalization of one time step and of a whole sequence: the reference."""
+"""The reference for batch normalization of one time step and of a whole sequence (Ioffe and Szegedy 2015)."""
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ def normalize(
     mean: Float[Tensor, " F"] | None = None,
     var: Float[Tensor, " F"] | None = None,
 ) -> tuple[Float[Tensor, "B F"], Float[Tensor, " F"], Float[Tensor, " F"]]:
-    """BN(x; gamma, beta), and the mean and (biased) variance in it: those given, or those of the batch for None."""
+    """BN(x; gamma, beta), and the mean and biased variance that were used: the given ones or, for None, the batch's."""
     if mean is not None and var is not None:
         return torch.native_batch_norm(x, gamma, beta, mean, var, False, 0.0, eps)[0], mean, var
     y, mean, rstd = torch.native_batch_norm(x, gamma, beta, None, None, True, 0.0, eps)
@@ -22,13 +22,13 @@ def normalize(
 
 
 def variance(rstd: Tensor, eps: float) -> Tensor:
-    """The variance of which native_batch_norm returned 1 / sqrt(var + eps); detached."""
+    """The variance, computed from rstd = 1 / sqrt(var + eps) as native_batch_norm returns it; detached."""
     return (rstd.detach() ** -2 - eps).clamp_min(0.0)
 
 
-# native_batch_norm and its backward are several operations in one, each a tenth of var_mean's time on a CPU.
+# native_batch_norm and its backward fuse several operations: on a CPU they take about a tenth of the time of var_mean.
 def standardize(v: Tensor, mean: Tensor, var: Tensor, eps: float, batch: bool) -> Tensor:
-    """(v - mean) / sqrt(var + eps), after writing the batch's own statistics into mean and var if those count."""
+    """(v - mean) / sqrt(var + eps). If `batch`, first write the statistics of the batch into mean and var."""
     if not batch:
         return (v - mean) * (var + eps).rsqrt()
     v, mean_now, rstd = torch.native_batch_norm(v, None, None, None, None, True, 0.0, eps)
@@ -40,7 +40,14 @@ def standardize(v: Tensor, mean: Tensor, var: Tensor, eps: float, batch: bool) -
 def through_norm(
     dv: Tensor, v: Tensor, gamma: Tensor, var: Tensor, eps: float, batch: bool, dgamma: Tensor, dbeta: Tensor | None
 ) -> Tensor:
-    """Gradient with respect to what was normalized to v, given that of v's scaled form; adds to dgamma and dbeta."""
+    """Backpropagate through batch normalization, and add to dgamma and dbeta.
+
+    Args:
+        dv: gradient of the output, after scale and shift.
+        v: the normalized values, before scale and shift.
+
+    Returns the gradient of the values before normalization.
+    """
     zero, one = torch.zeros_like(var), torch.ones_like(var)
     dx, sum_v, total = torch.ops.aten.native_batch_norm_backward(
         dv, v, gamma, zero, one, zero, one, batch, 0.0, [True, True, True]
@@ -59,13 +66,13 @@ def normalize_sequence(
     population: tuple[Float[Tensor, "T F"], Float[Tensor, "T F"]] | None = None,
     batch_sizes: list[int] | None = None,
 ) -> tuple[Float[Tensor, "T B F"], Float[Tensor, "T F"], Float[Tensor, "T F"]]:
-    """`normalize` at every time step, with the means and variances of `population` or else of the batch.
+    """Apply `normalize` at every time step, with the means and variances of `population` or, for None, of the batch.
 
-    At step t only the first batch_sizes[t] sequences count and are normalized; the others' outputs are 0.
+    At step t only the first batch_sizes[t] sequences are counted and normalized; the outputs of the others are 0.
     """
     means, variances = population or ([None] * len(x), [None] * len(x))
     sizes = batch_sizes or [x.shape[1]] * len(x)
-    # One batch_norm a step: five times faster on a CPU than var_mean over a middle axis.
+    # One batch_norm per step is five times faster on a CPU than var_mean over a middle axis.
     steps = zip(x.unbind(0), sizes, means, variances, strict=True)
     done = [normalize(x_t[:n], gamma, beta, eps, mean, var) for x_t, n, mean, var in steps]
     ys, means, variances = zip(*done, strict=True)
@@ -81,7 +88,10 @@ def normalize_over_time(
     population: tuple[Float[Tensor, "1 F"], Float[Tensor, "1 F"]] | None = None,
     batch_sizes: list[int] | None = None,
 ) -> tuple[Float[Tensor, "T B F"], Float[Tensor, "1 F"], Float[Tensor, "1 F"]]:
-    """As `normalize_sequence`, with one mean and one variance over batch and time: of all steps that count."""
+    """`normalize_sequence` with one mean and one variance over batch and time, without padding.
+
+    Laurent et al. 2015 (arXiv:1510.01378), eqs. 20-21.
+    """
     T, B, num_features = x.shape
     rows, counted = x.flatten(0, 1), None
     if batch_sizes is not None and min(batch_sizes) < B:

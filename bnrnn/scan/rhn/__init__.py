@@ -1,4 +1,4 @@
-"""The recurrence of recurrent highway networks, by the engine that fits."""
+"""The recurrence of recurrent highway networks, computed by the selected engine."""
 
 from functools import partial
 from typing import Any, Unpack
@@ -18,9 +18,10 @@ from bnrnn.scan.tracing import traced
 
 
 def rhn_scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Unpack[Options]) -> Result:
-    """bnrnn.scan.rhn.reference.rhn_scan by the chosen engine. Precision is as in `lstm_scan`; there are no replicas.
+    """Run bnrnn.scan.rhn.reference.rhn_scan on the selected engine.
 
-    Raises BnrnnError for tensors that do not fit each other.
+    bfloat16, float16 and autocast are treated as in `lstm_scan`; there is no axis of replicas. Raises BnrnnError for
+    shapes, dtypes or devices that do not match.
     """
     low = product_dtype(x_proj.device, x_proj.dtype)
     given, of_s = x_proj.dtype, s.dtype
@@ -50,7 +51,7 @@ def rhn_scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Unpack[Option
 
 
 def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
-    """Raise BnrnnError for arguments of `rhn_scan` that do not fit each other."""
+    """Raise BnrnnError for arguments of `rhn_scan` that do not match each other."""
     if given["weight"].dim() != 3:
         raise BnrnnError(f"weight must be (D, G, H), got {tuple(given['weight'].shape)}")
     D, G, H = given["weight"].shape
@@ -58,7 +59,7 @@ def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
         raise BnrnnError(f"x_proj must be (T, B, 2H) or (T, B, 3H) with H = {H}, got {tuple(x_proj.shape)}")
     T, B, G = x_proj.shape
     gamma_s = given.get("gamma_s")
-    K = 0 if gamma_s is None else min(len(gamma_s), D)  # layers whose state is normalized
+    K = 0 if gamma_s is None else min(len(gamma_s), D)  # number of layers whose input state is normalized
     shapes = {"s": (B, H), "weight": (D, G, H), "bias": (D, G), "gamma_x": (G,), "gamma_s": (K, H), "beta_s": (K, H),
               "gamma_z": (D, G), "mean_x": (T, G), "var_x": (T, G), "mean_s": (T, K, H), "var_s": (T, K, H),
               "mean_z": (T, D, G), "var_z": (T, D, G)}  # fmt: skip

@@ -1,37 +1,39 @@
 // Recurrent highway networks on the CPU in float32, forward and backward over a whole sequence (see fused.py).
 //
-// As in lstm/cpu.cpp a highway layer goes by blocks of units: product, sum with the input, statistics, gates and state of
-// a block while it is in the cache. Gates stand in the order h t (c). All rows are contiguous.
+// As in lstm/cpu.cpp, a highway layer is computed block by block. For each block of units, the product, the sum with the
+// input, statistics, gates and state are computed while the block is in the cache. The order of the gates is h t (c).
+// All rows are contiguous.
 
 #include "../native/blocks.h"
 
 extern "C" {
 
-// One sequence: Q gates of H units in each of D layers, of which the first K normalize the state that enters them. x is
-// (T, B, QH), a (T, D, B, QH), states (T, D, B, H), normal (T, K, B, H), statistics (T, QH), (T, K, H), (T, D, QH); a
-// pointer may be null where a term is not there. Of the B sequences the first running[t] run at step t; null: all.
+// The arguments of a scan. Each of the D layers has Q gates of H units; the first K layers normalize the state that enters
+// them. x is (T, B, QH), a (T, D, B, QH), states (T, D, B, H), normal (T, K, B, H), statistics (T, QH), (T, K, H) and
+// (T, D, QH). The pointer of an optional argument may be null. The first running[t] of the B sequences run at step t; null
+// means all.
 struct Rhn {
-  int32_t T, B, H, Q, D, K, batch, threads;  // batch: statistics are those of the batch, and are written; else read
+  int32_t T, B, H, Q, D, K, batch, threads;  // batch: whether to compute and write batch statistics, or to read them
   float eps;
   const int32_t* running;
   const float *weight, *bias, *gamma_x, *gamma_s, *beta_s, *gamma_z, *s_0;
   float *mean_x, *var_x, *mean_s, *var_s, *mean_z, *var_z;
-  float *x;  // W x; normalized on return; after the backward pass its gradient
-  float *a;  // written: sums, normalized if they are; after the backward pass their gradients
-  float *states, *normal;  // written
+  float *x;  // W x; the forward pass normalizes it, the backward pass overwrites it with its gradient
+  float *a;  // output: the sums a_d, after normalization if any; the backward pass overwrites them with their gradients
+  float *states, *normal;  // outputs: s_d, and the normalized states that enter the first K layers
   const float* dy;
-  float* ds;  // gradient of the last state; after the backward pass of the first
+  float* ds;  // gradient of the last state; the backward pass overwrites it with that of the initial state
   float *dbias, *dgamma_x, *dgamma_s, *dbeta_s, *dgamma_z;  // added to
 };
 }
 
 namespace {
 
-// A layer's place in the sequence, and its part of the sequence's arrays.
+// One layer of one time step: its indices, and pointers to its part of the arrays.
 struct Layer {
   const Rhn& s;
-  int64_t t, d, row;  // row: of x and a
-  int n;              // sequences that run
+  int64_t t, d, row;  // row: floats in a row of x and a
+  int n;              // number of sequences that run
   float *x, *a, *state, *normal;
   const float* before;  // the state that enters
 
@@ -46,7 +48,8 @@ struct Layer {
   }
 };
 
-// The first n rows of the entering state, normalized, into `normal`, and with scale and shift into v.
+// Normalizes the first n rows of the entering state. Writes the normalized values to `normal`, and those with scale and
+// shift to v.
 template <bool TAIL>
 void enter_block(const Layer& at, Units<TAIL> units, int j, float* v) {
   const Rhn& s = at.s;
@@ -61,7 +64,8 @@ void enter_block(const Layer& at, Units<TAIL> units, int j, float* v) {
   }
 }
 
-// Everything after the product of a block of units from j on, whose rows are `width` long and gates `gap` apart.
+// Forward pass of the block of units that begins at j, after its product, whose rows are `width` floats long and whose
+// gates are `gap` floats apart.
 template <int Q, bool TAIL>
 void forward_block(const Layer& at, Units<TAIL> units, int j, float* product, int64_t width, int64_t gap) {
   const Rhn& s = at.s;
@@ -103,14 +107,14 @@ void forward_block(const Layer& at, Units<TAIL> units, int j, float* product, in
     units.store(at.state + b * H + j, units.load(at.before + b * H + j));
 }
 
-// Gradients of the sums of a block of units from j on in place of the sums, of x in place of x, and of what is carried in
-// place of that of the state. scratch: (B, Q LANES).
+// Backward pass of the block of units that begins at j. Overwrites the sums and x with their gradients, and ds with the
+// part of the gradient that flows through the carry gate. scratch is (B, Q LANES).
 template <int Q, bool TAIL>
 void backward_block(const Layer& at, Units<TAIL> units, int j, float* scratch) {
   const Rhn& s = at.s;
   const int64_t H = s.H, of_x = at.t * at.row + j, of_z = (at.t * s.D + at.d) * at.row + j, own = at.d * at.row + j;
   const float* dy = at.d == s.D - 1 ? s.dy + (int64_t)s.B * H * at.t : nullptr;
-  const float inverse = s.batch ? 1.0f / (float)at.n : 0.0f;  // population statistics send no gradient back
+  const float inverse = s.batch ? 1.0f / (float)at.n : 0.0f;  // no gradient flows through population statistics
   Wide gamma[Q], bias[Q], sum[Q]{}, sum_a[Q]{};
   for (int k = 0; k < Q; ++k) {
     gamma[k] = units.load_or(s.gamma_z, own + k * H, 1.0f);
@@ -172,7 +176,7 @@ void backward_block(const Layer& at, Units<TAIL> units, int j, float* scratch) {
   }
 }
 
-// Adds to ds what comes back through the normalization of the entering state, given dv.
+// Backpropagates dv through the normalization of the entering state and adds the result to ds.
 template <bool TAIL>
 void leave_block(const Layer& at, Units<TAIL> units, int j, const float* dv) {
   const Rhn& s = at.s;
@@ -202,7 +206,7 @@ void with_gates(const Rhn& s, Function function) {
     function(std::integral_constant<int, 2>());
 }
 
-// What the threads share of the packed weights of D layers.
+// The packed weights of D layers, which the threads share.
 struct Weights {
   int64_t size;
   Floats data;
@@ -222,7 +226,7 @@ void bnrnn_rhn_forward(const Rhn* sequence) {
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
   {
     Floats product(new float[(int64_t)s.B * width]);
-    // A block's gates stand side by side, and are filled up to whole strips: column i of a block is unit i % w of gate i / w.
+    // The gates of a block are adjacent and padded to whole strips: column i of a block is unit i % w of gate i / w.
 #pragma omp for schedule(static) collapse(2)
     for (int d = 0; d < s.D; ++d)
       for (int block = 0; block < blocks; ++block) {

@@ -25,7 +25,7 @@ class _Rhn(ctypes.Structure):
 
 
 class CpuSteps(Steps):
-    """Whole sequences in the compiled kernel."""
+    """Runs all steps of a sequence in one call of the compiled kernel."""
 
     def _arguments(self, **gradients: Tensor) -> _Rhn:
         T, D, B, H = self.states.shape

@@ -1,14 +1,15 @@
-"""The recurrence of recurrent highway networks as one autograd function, with a backward derived by hand.
+"""The recurrence of recurrent highway networks as one autograd function, with a backward pass derived by hand.
 
-Signature and equations are those of reference.py. Backward of layer d of a step, given ds of its output, with m() the
-mean over the batch, ŝ and â normalized, without scale and shift, and σ' = σ (1 - σ):
+Signature and equations are those of reference.py. Backward pass of layer d of a step, given the gradient ds of its
+output. m() is the mean over the batch, ŝ and â are the normalized values before scale and shift, and σ' = σ (1 - σ):
     da = [ds t (1 - h²),  ds h σ'(t),  ds s_{d-1} σ'(c)];                 ds_{d-1} = ds c
          (coupled: [ds t (1 - h²),  ds (h - s_{d-1}) σ'(t)];              ds_{d-1} = ds (1 - t))
-    db += Σ da;   dγ_z += Σ da â;   da = γ_z rstd_z (da - m(da) - â m(da â))   (as it is without normalization)
+    db += Σ da;   dγ_z += Σ da â;   da = γ_z rstd_z (da - m(da) - â m(da â))   (without normalization: da unchanged)
     dx = da, where d = 1;   dR_d += daᵀ v;   dv = da R_d,   v = γ_s ŝ + β_s
-    dγ_s += Σ dv ŝ;   dβ_s += Σ dv;   ds_{d-1} += γ_s rstd_s (dv - m(dv) - ŝ m(dv ŝ))      (dv without normalization)
-Under population statistics the m() terms vanish. Gradients of the sums take the place of the sums, so that those of the
-weights are one product a layer, over all steps.
+    dγ_s += Σ dv ŝ;   dβ_s += Σ dv;   ds_{d-1} += γ_s rstd_s (dv - m(dv) - ŝ m(dv ŝ))      (without normalization: +=
+    dv)
+With population statistics, the m() terms are zero. The gradients of the sums a_d overwrite the sums. The gradient of
+R_d is then one matrix product over all steps.
 """
 
 from dataclasses import dataclass
@@ -27,17 +28,17 @@ PARAMETERS = ("bias", "gamma_x", "gamma_s", "beta_s", "gamma_z")
 
 @dataclass
 class Steps:
-    """A sequence's arguments, and what its forward pass leaves to its backward pass."""
+    """The arguments of a scan, and the values that the forward pass stores for the backward pass."""
 
-    x: Tensor  # (T, B, G), input product, normalized by the forward pass; its gradient after the backward pass
-    a: Tensor  # (T, D, B, G), sums, normalized if they are; their gradients after
+    x: Tensor  # (T, B, G), input product; the forward pass normalizes it, the backward pass writes its gradient here
+    a: Tensor  # (T, D, B, G), the sums a_d, after normalization if any; the backward pass writes their gradients here
     states: Tensor  # (T, D, B, H), s_d
-    normal: Tensor | None  # (T, K, B, H), normalized states
+    normal: Tensor | None  # (T, K, B, H), normalized states that enter the first K layers
     s_0: Tensor  # (B, H)
     weight: Tensor  # (D, G, H)
     parameters: dict[str, Tensor | None]
     statistics: RHNStatistics
-    batch: bool  # whether the statistics are those of the batch
+    batch: bool  # whether to use batch statistics
     eps: float
     batch_sizes: list[int] | None
     product_dtype: torch.dtype
@@ -46,14 +47,14 @@ class Steps:
         return self.batch_sizes[t] if self.batch_sizes else self.x.shape[1]
 
     def before(self, t: int, d: int) -> Tensor:
-        """s_{d-1}, which enters layer d of step t."""
+        """s_{d-1}, the state that enters layer d of step t."""
         return self.states[t, d - 1] if d else self.states[t - 1, -1] if t else self.s_0
 
     def product(self, v: Tensor, weight: Tensor) -> Tensor:
         return (v.to(self.product_dtype) @ weight.to(self.product_dtype)).to(v.dtype)
 
     def entering(self, now: Tensor, t: int, d: int, n: int) -> Tensor:
-        """What R_d is multiplied with: the state, or its normalized form with scale and shift."""
+        """The factor of R_d: the state `now`, or, if it is normalized, its normalized value with scale and shift."""
         if self.normal is None or d >= self.normal.shape[1]:
             return now
         gamma, beta = self.parameters["gamma_s"], self.parameters["beta_s"]
@@ -62,7 +63,7 @@ class Steps:
         return v if beta is None else v + beta[d]
 
     def gates(self, t: int, d: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
-        """h, t, c."""
+        """The values h, t and c of layer d at step t, for the first n sequences."""
         gamma, bias = self.parameters["gamma_z"], self.parameters["bias"]
         a = self.a[t, d, :n]
         a = a if gamma is None else a * gamma[d]
@@ -71,7 +72,7 @@ class Steps:
         return h.tanh(), transform, carry[0].sigmoid() if carry else 1 - transform
 
     def forward(self) -> None:
-        """Fill a, states, normal, x normalized, and the statistics if they are those of the batch."""
+        """Fill a, states and normal, normalize x in place, and, with batch statistics, fill the statistics."""
         mean_x, var_x, mean_s, var_s, mean_z, var_z = self.statistics
         for t in range(len(self.x)):
             n = self.running(t)
@@ -97,7 +98,11 @@ class Steps:
         return self.x[t, :n] if gamma is None else self.x[t, :n] * gamma
 
     def backward(self, dy: Tensor, ds: Tensor, grads: dict[str, Tensor]) -> None:
-        """Turn x and a into their gradients and ds, of the last state, into that of the first; add to `grads`."""
+        """Backpropagate dy, the gradient of y, and ds, the gradient of the last state.
+
+        Overwrites x and a with their gradients and ds with the gradient of the initial state. Adds the gradients of the
+        parameters to `grads`.
+        """
         for t in reversed(range(len(self.x))):
             n = self.running(t)
             ds += dy[t]
@@ -106,7 +111,7 @@ class Steps:
             self._input_back(t, n, grads)
 
     def weight_gradient(self) -> Tensor:
-        """After the backward pass."""
+        """The gradient of R_1 to R_D (D, G, H). Call it after `backward`."""
         T, D, B, G = self.a.shape
         dweight = torch.empty_like(self.weight)
         for d in range(D):
@@ -118,7 +123,7 @@ class Steps:
         return (da.to(self.product_dtype).t() @ v.to(self.product_dtype)).to(da.dtype)
 
     def entering_all(self, before: Tensor, d: int) -> Tensor:
-        """`entering`, of all steps (T, B, H); of sequences that have ended, whatever: their gradients are 0."""
+        """`entering` for all steps (T, B, H). Values of finished sequences are arbitrary: their gradients are 0."""
         if self.normal is None or d >= self.normal.shape[1]:
             return before
         gamma, beta = self.parameters["gamma_s"], self.parameters["beta_s"]
@@ -127,7 +132,7 @@ class Steps:
         return v if beta is None else v + beta[d]
 
     def _layer_back(self, t: int, d: int, n: int, ds: Tensor, grads: dict[str, Tensor]) -> Tensor:
-        """Given ds of the output of a layer, that of its input; a becomes its gradient."""
+        """Return the gradient of a layer's input state, given ds of its output. Overwrites a with its gradient."""
         now = self.before(t, d)[:n]
         h, transform, carry = self.gates(t, d, n)
         dh, slope = ds * transform * (1 - h * h), transform * (1 - transform)
@@ -191,7 +196,7 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         steps = ctx.steps
         if steps is None:
-            raise RuntimeError("this scan was run backward before and its buffers are spent: run it forward again")
+            raise RuntimeError("this scan was already run backward, which freed its buffers: run it forward again")
         ctx.steps = None
         grads = steps.gradients(*given)
         return None, *(grads.get(name) for name in ("x_proj", "s", "weight", *PARAMETERS))
@@ -204,7 +209,10 @@ def rhn_fused_scan(
     weight: Tensor,
     **options: Unpack[Options],
 ) -> Result:
-    """`rhn_scan` of reference.py, its steps run by `engine`. A second backward through one scan raises RuntimeError."""
+    """`rhn_scan` of reference.py, whose time steps `engine` runs.
+
+    A second backward pass through the same scan raises RuntimeError.
+    """
     steps = prepare(engine, x_proj, s, weight, **options)
     y, s = _Scan.apply(steps, x_proj, s, weight, *(options.get(name) for name in PARAMETERS))
     return y, s, steps.statistics

@@ -1,12 +1,14 @@
-"""The recurrence of recurrent highway networks, Zilly et al. 2016 (arXiv:1607.03474), as a plain loop in autograd.
+"""The reference for recurrent highway networks, Zilly et al. 2016 (arXiv:1607.03474): a plain loop, using autograd.
 
-At each time step the state goes through D highway layers, of which only the first sees the input:
+At each time step the state passes through D highway layers. Only the first layer reads the input:
 
-    h, t, c = tanh(a_d), σ(a_d), σ(a_d), each of its own part of a_d = R_d s_{d-1} + [d = 1] W x + b_d
-    s_d = h ⊙ t + s_{d-1} ⊙ c,   c = 1 - t where the gates are coupled
+    a_d = R_d s_{d-1} + [d = 1] W x + b_d
+    h, t, c = tanh, σ, σ of the three parts of a_d, in this order
+    s_d = h ⊙ t + s_{d-1} ⊙ c
 
-Gates stand in the order h t (c). Zhang et al. 2017 normalize within it: `gamma_s` the state that enters a layer, on its
-way to R_d alone; `gamma_z` the sum a_d; `gamma_x` the input product. Padding is as in bnrnn.scan.lstm.reference.
+With coupled gates, c = 1 - t and a_d has two parts. The normalizations of Zhang et al. 2017 are optional: `gamma_s`
+normalizes the state s_{d-1} in R_d s_{d-1} (not in s_{d-1} ⊙ c), `gamma_z` the sum a_d, and `gamma_x` the input
+product. Padding is as in bnrnn.scan.lstm.reference.
 """
 
 from typing import NamedTuple, TypedDict
@@ -19,7 +21,7 @@ from bnrnn.scan.norm.reference import normalize
 
 
 class RHNStatistics(NamedTuple):
-    """Means and variances per time step: (T, G) of the input product, (T, K, H) of states, (T, D, G) of sums."""
+    """Means and variances per time step: (T, G) for the input product, (T, K, H) for states, (T, D, G) for sums a_d."""
 
     mean_x: Tensor | None = None
     var_x: Tensor | None = None
@@ -33,7 +35,7 @@ Result = tuple[Tensor, Tensor, RHNStatistics]
 
 
 class Options(TypedDict, total=False):
-    """The arguments of `rhn_scan` that may be left out; every engine takes them."""
+    """The optional arguments of `rhn_scan`, which every engine accepts."""
 
     bias: Tensor | None
     gamma_x: Tensor | None
@@ -61,18 +63,19 @@ def rhn_scan(
     batch_sizes: list[int] | None = None,
     product_dtype: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, "T B H"], Float[Tensor, "B H"], RHNStatistics]:
-    """Run the recurrence over T steps and return every s_D, the last one, and the statistics it normalized with.
+    """Run the recurrence over T steps. Return s_D of all steps, the last s_D, and the statistics that were used.
 
     Args:
-        x_proj: the input product W x; with G = 2 H gates are coupled, with 3 H they are not.
+        x_proj: the input product W x. With G = 2 H the gates are coupled, with G = 3 H they are not.
         weight: R_1 to R_D.
-        bias: of a_d, after its normalization if it has one.
-        gamma_x: scale of the normalized input product; None leaves it as it is.
-        gamma_s, beta_s: scale and shift of the normalized state before R_d, for the first K layers.
-        gamma_z: scale of the normalized sums.
-        population: statistics to normalize with; None uses those of the batch and sends gradients through them.
-        batch_sizes: how many sequences run at each step, never increasing; None: all at every step.
-        product_dtype: precision of the products with R_d, such as torch.bfloat16; all else keeps that of the arguments.
+        bias: b_d, added to a_d, after its normalization if there is one.
+        gamma_x: scale of the normalized input product; None turns its normalization off.
+        gamma_s, beta_s: scale and shift of the normalized state in R_d s_{d-1}, for the first K layers.
+        gamma_z: scale of the normalized sums a_d; None turns their normalization off.
+        population: statistics to normalize with. None uses those of the batch, and gradients flow through them.
+        batch_sizes: number of sequences that run at each step, never increasing; None means all at every step.
+        product_dtype: precision of the products with R_d, such as torch.bfloat16; all other values keep the dtype of
+            the arguments.
     """
     T, B, G = x_proj.shape
     D, H = len(weight), s.shape[1]

@@ -1,8 +1,8 @@
-"""The recurrence of recurrent highway networks on a GPU: one fused Triton kernel a layer, step and direction.
+"""Recurrent highway networks on a GPU: one fused Triton kernel per highway layer, time step and direction.
 
-As in lstm/triton.py the launches are replayed from a captured CUDA graph, and small products are fused into the kernel.
-Signature and algebra are those of fused.py. Time comes first; states has T D + 1 places, of which the first
-is the state before the first step.
+As in lstm/triton.py, the launches are replayed from a captured CUDA graph, and the kernel also computes small products.
+Signature and equations are those of fused.py. The first axis is time. `states` has T D + 1 entries; the first is the
+initial state.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ from bnrnn.scan.triton_shared.workspace import UNITS, Lease, Workspace, options,
 
 @dataclass(frozen=True)
 class Kind(workspace.Kind):
-    """Of shape T, B, H, Q, D, L: Q gates in each of D layers, of which the first L normalize what enters them."""
+    """The description of an RHN workspace; `shape` is T, B, H, Q, D, L.
+
+    Each of the D highway layers has Q gates. The first L of them normalize the state that enters.
+    """
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         T, B, H, Q, D, L = self.shape
@@ -46,7 +49,7 @@ class Kind(workspace.Kind):
         return self.constants(B, left_size) | {"B": B, "H": H, "Q": Q, "D": D, "L": L}
 
     def edge_constants(self) -> dict[str, Any]:
-        """Of the kernels at the sequence's beginning, which have no product."""
+        """Compile-time constants of the kernels for the initial state, which compute no product."""
         _, B, H, *_ = self.shape
         constants = self.constants(B, 0)
         return {"B": B, "H": H, **{name: constants[name] for name in ("J", "TILE", "BATCH")}}
@@ -114,7 +117,7 @@ class _TritonScan(torch.autograd.Function):
     @staticmethod
     @only_once
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        _ = ctx.saved_tensors  # autograd raises here if the weights were changed in between
+        _ = ctx.saved_tensors  # autograd raises an error here if the weights were changed after the forward pass
         ws: Workspace = ctx.lease.workspace
         b = ws.buffers
         b["dy"].copy_(given[0])
@@ -127,7 +130,7 @@ class _TritonScan(torch.autograd.Function):
 
 
 def _weight_gradient(ws: Workspace) -> Tensor:
-    """After the backward pass: one product for all layers, over all steps."""
+    """The gradient of the recurrent weights (D, G, H), after the backward pass: one batched product over all steps."""
     T, B, H, _, D, L = ws.kind.shape
     b, low = ws.buffers, ws.kind.low or torch.float32
     entering = b["states"][:-1].view(T, D, B, H).transpose(0, 1)  # (D, T, B, H)
@@ -151,7 +154,7 @@ def rhn_triton_scan(
     product_dtype: torch.dtype | None = None,
     **parameters: Tensor | None,
 ) -> tuple[Tensor, Tensor, RHNStatistics]:
-    """`rhn_scan` of reference.py in float32. A second backward through one scan raises RuntimeError."""
+    """`rhn_scan` of reference.py in float32. A second backward pass through the same scan raises RuntimeError."""
     (T, B, G), (D, _, H) = x_proj.shape, weight.shape
     given = {name: parameters.get(name) for name in PARAMETERS}
     gamma_s = given["gamma_s"]

@@ -1,10 +1,10 @@
 """The Triton kernels of one highway layer of one time step, forward and backward.
 
-A program owns J units with their gates for the whole batch, as in lstm/triton_kernels.py. What normalizes the state
-that enters a layer is part of the kernel of the layer before, which has that state at hand; in the backward pass
-likewise. The algebra stands in fused.py.
+A program computes J units with their gates for the whole batch, as in lstm/triton_kernels.py. The kernel of a layer
+also normalizes the state that enters the next layer, because it has just computed that state; the backward kernels are
+split in the same way. fused.py has the equations.
 
-`place` counts the layers of the whole sequence: place t D + d is layer d of step t.
+`place` numbers the layers of the whole sequence: place t D + d is layer d of step t.
 """
 
 from typing import no_type_check
@@ -18,7 +18,7 @@ from bnrnn.scan.triton_shared.blocks import add, norm_terms, offset, product_til
 @no_type_check
 @triton.jit
 def _scaled(v, row, rows, columns, mask, valid, gamma, bias):
-    """gamma v + bias of a tile."""
+    """gamma v + bias for a tile."""
     v = tl.load(v + rows[:, None] * row + columns[None, :], mask=mask, other=0.0)
     if gamma is not None:
         v *= tl.load(gamma + columns, mask=valid, other=0.0)[None, :]
@@ -31,11 +31,11 @@ def _scaled(v, row, rows, columns, mask, valid, gamma, bias):
 @triton.jit
 def _enter(state, normal, entering, units, valid, count, gamma, beta, mean, var, eps, BATCH: tl.constexpr,
            B: tl.constexpr, H: tl.constexpr, TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """`normal` = the state normalized, `entering` = its scaled form, of the first `count` rows."""
+    """For the first `count` rows, write the normalized state to `normal` and its scaled value to `entering`."""
     for first in range(0, B, TILE):
         rows = first + tl.arange(0, TILE)
         here = rows[:, None] * H + units[None, :]
-        mask = (rows < count)[:, None] & valid[None, :]  # 0 in the others: their product with a gradient of 0 must be 0
+        mask = (rows < count)[:, None] & valid[None, :]  # other rows must be 0: they are multiplied with gradients of 0
         tl.store(normal + here, tl.load(state + here, mask=mask, other=0.0), mask=(rows < B)[:, None] & valid[None, :])
     tl.debug_barrier()
     standardize(normal, H, units, valid, count, mean, var, eps, BATCH, B, TILE, J)
@@ -51,7 +51,7 @@ def _enter(state, normal, entering, units, valid, count, gamma, beta, mean, var,
 @triton.jit
 def enter_first(states, normal, entering, gamma_s, beta_s, mean_s, var_s, running, eps, B: tl.constexpr,
                 H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, BATCH: tl.constexpr):  # fmt: skip
-    """What enters the first layer of all, where it is normalized."""
+    """Normalize the initial state, which enters the first layer of the first step."""
     units = tl.program_id(0) * J + tl.arange(0, J)
     count = tl.load(running) if running is not None else B
     _enter(states, normal, entering, units, units < H, count, gamma_s, beta_s, mean_s, var_s, eps, BATCH, B, H, TILE, J)
@@ -65,10 +65,11 @@ def forward_layer(t, d, x, a, states, normal, entering, weight, bias, gamma_x, g
                   NEXT_ENTERS: tl.constexpr, TOP: tl.constexpr, KEEP: tl.constexpr, J: tl.constexpr,
                   TILE: tl.constexpr, K: tl.constexpr, BATCH: tl.constexpr, FUSED: tl.constexpr, LOW: tl.constexpr,
                   WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Layer d of step t: a, states[place + 1], and what enters the next one if NEXT_ENTERS.
+    """Forward pass of layer d of step t: write a and states[place + 1], and, if NEXT_ENTERS, normalize the latter.
 
-    Q gates; the first L layers normalize what enters them. FIRST: d = 0; TOP: d = D - 1; ENTERED: d < L. Without KEEP
-    there is a single a and a single normal. Without FUSED, a holds the product already.
+    There are Q gates, and the first L layers normalize the state that enters them. FIRST means d = 0, TOP means
+    d = D - 1, ENTERED means d < L. Without KEEP, all layers share one a and one normal. Without FUSED, a contains the
+    recurrent product on entry.
     """
     units = tl.program_id(0) * J + tl.arange(0, J)
     valid = units < H
@@ -92,7 +93,7 @@ def forward_layer(t, d, x, a, states, normal, entering, weight, bias, gamma_x, g
                                      PRECISION)  # fmt: skip
                 mask = (rows < n)[:, None] & valid[None, :]
                 tl.store(a + rows[:, None] * G + gate * H + units[None, :], total, mask=mask)
-        tl.debug_barrier()  # what follows may be read by other threads than wrote it
+        tl.debug_barrier()  # other threads may read the values that a thread has written
     if FIRST:
         for gate in tl.static_range(Q):
             columns = gate * H + units
@@ -143,7 +144,7 @@ def forward_layer(t, d, x, a, states, normal, entering, weight, bias, gamma_x, g
 @triton.jit
 def _leave(ds, dv, normal, units, valid, count, gamma, dgamma, dbeta, var, eps, NORMALIZED: tl.constexpr,
            BATCH: tl.constexpr, B: tl.constexpr, H: tl.constexpr, TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """Add to ds what comes back through the normalization of an entering state, given dv (B, H)."""
+    """Backpropagate dv (B, H) through the normalization of an entering state and add the result to ds."""
     if NORMALIZED:
         scale, mean, mean_v = norm_terms(normal, dv, H, units, valid, count, gamma, dgamma, var, eps, BATCH, B, TILE, J)
     total = tl.zeros([J], tl.float32)
@@ -158,7 +159,7 @@ def _leave(ds, dv, normal, units, valid, count, gamma, dgamma, dbeta, var, eps, 
                 back - mean[None, :] - tl.load(normal + here, mask=mask, other=0.0) * mean_v[None, :]
             )
         tl.store(ds + here, tl.load(ds + here, mask=mask, other=0.0) + back, mask=mask)
-    if NORMALIZED:  # noqa: SIM102 -- of two constants, of which the kernel may have one
+    if NORMALIZED:  # noqa: SIM102 -- Triton evaluates both at compile time, and needs separate branches
         if dbeta is not None:
             add(dbeta, units, valid, total)
 
@@ -168,7 +169,7 @@ def _leave(ds, dv, normal, units, valid, count, gamma, dgamma, dbeta, var, eps, 
 def leave_first(normal, gamma_s, beta_s, var_s, running, dv, ds, dgamma_s, dbeta_s, eps, B: tl.constexpr,
                 H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, ENTERED: tl.constexpr,
                 BATCH: tl.constexpr):  # fmt: skip
-    """The gradient of the state before the first layer of all: ds, to which comes what dv (B, H) brings."""
+    """Complete ds, the gradient of the initial state, by the contribution of dv (B, H)."""
     units = tl.program_id(0) * J + tl.arange(0, J)
     count = tl.load(running) if running is not None else B
     _leave(ds, dv, normal, units, units < H, count, gamma_s, dgamma_s, dbeta_s, var_s, eps, ENTERED, BATCH, B, H, TILE,
@@ -183,10 +184,11 @@ def backward_layer(t, d, x, a, states, normal, weight, bias, gamma_x, gamma_s, b
                    TOP: tl.constexpr, LAST: tl.constexpr, NEXT_ENTERED: tl.constexpr, J: tl.constexpr,
                    TILE: tl.constexpr, K: tl.constexpr, BATCH: tl.constexpr, FUSED: tl.constexpr, LOW: tl.constexpr,
                    WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Layer d of step t: a (and x, if FIRST) into their gradients, the parameters' added to.
+    """Backward pass of layer d of step t: overwrite a (and x, if FIRST) with gradients; add to those of the parameters.
 
-    On entry ds lacks what comes through R of the next layer: dv holds it (unless FUSED, or LAST, where ds is given
-    whole). On return it lacks what comes through R of this one. da (B, Q H) is scratch.
+    On entry, ds is the gradient of the layer's output without the part that flows through R of the next layer; without
+    FUSED, dv contains the gradient of the input of that R. At the LAST place, ds is complete. On return, ds is the
+    gradient of the layer's input without the part that flows through R of this layer. da (B, Q H) is scratch memory.
     """
     units = tl.program_id(0) * J + tl.arange(0, J)
     valid = units < H

@@ -1,7 +1,7 @@
-"""What the Triton kernels of all recurrences do to a block of J units, for the whole batch.
+"""Operations on a block of J units for the whole batch, which the Triton kernels of all recurrences share.
 
-Batches larger than a tile are gone through tile by tile. `at` points to rows of `row` elements, of which a block is the
-`columns`; `valid` are those that exist, and the first `count` rows are normalized and counted.
+A batch that is larger than a tile is processed tile by tile. `at` points to rows of `row` elements; `columns` are the
+columns of the block, and `valid` masks those that exist. The first `count` rows are normalized and counted.
 """
 
 from typing import no_type_check
@@ -34,7 +34,7 @@ def moments(at, row, columns, valid, count, B: tl.constexpr, TILE: tl.constexpr,
 @triton.jit
 def statistics(at, row, columns, valid, count, means, vars, eps, BATCH: tl.constexpr, B: tl.constexpr,
                 TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """Mean and 1 / sqrt(var + eps): of the batch, and then stored, or as stored."""
+    """Mean and 1 / sqrt(var + eps). If BATCH, compute the statistics from the batch and store them; else load them."""
     if BATCH:
         mean, var = moments(at, row, columns, valid, count, B, TILE, J)
         tl.store(means + columns, mean, mask=valid)
@@ -62,13 +62,13 @@ def standardize(at, row, columns, valid, count, means, vars, eps, BATCH: tl.cons
 @triton.jit
 def lowered(x, LOW: tl.constexpr, WIDEN: tl.constexpr):
     x = x.to(LOW)
-    return x.to(tl.float32) if WIDEN else x  # the interpreter has no products of bfloat16
+    return x.to(tl.float32) if WIDEN else x  # the interpreter cannot multiply bfloat16
 
 
 @no_type_check
 @triton.jit
 def tanh(x):
-    s = x * x  # near 0 a polynomial (Cephes tanhf), because the difference would lose the digits of a small result
+    s = x * x  # near 0 use a polynomial (Cephes tanhf): 2 sigmoid(2x) - 1 would lose the digits of a small result
     p = (((-5.70498872745e-3 * s + 2.06390887954e-2) * s - 5.37397155531e-2) * s + 1.33314422036e-1) * s
     return tl.where(s < 0.390625, x + x * s * (p - 3.33332819422e-1), 2.0 * tl.sigmoid(2.0 * x) - 1.0)
 
@@ -87,7 +87,7 @@ def offset(pointer, by):
 def product_tile(left, row, rows, running, right, right_row, right_column, columns, valid, DEPTH: tl.constexpr,
                  J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, LOW: tl.constexpr, WIDEN: tl.constexpr,
                  PRECISION: tl.constexpr):  # fmt: skip
-    """A tile of left @ right: `rows` of the left factor, of which those below `running` count, by J `columns`."""
+    """A tile of left @ right: the given `rows`, where rows from `running` on are treated as 0, and J `columns`."""
     total = tl.zeros([TILE, J], tl.float32)
     for k in range(0, DEPTH, K):
         depth = k + tl.arange(0, K)
@@ -109,9 +109,10 @@ def add(pointer, columns, valid, value):
 @triton.jit
 def norm_terms(at, da, row, columns, valid, count, gamma, dgamma, var, eps, BATCH: tl.constexpr, B: tl.constexpr,
                TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """gamma rstd, m(da) and m(da at), for normalized values `at` and the gradient `da` of their scaled form.
+    """gamma rstd, m(da) and m(da at), for normalized values `at` and the gradient `da` of their scaled values.
 
-    The means are 0 under population statistics, which send no gradient back. Adds to dgamma.
+    m() is the mean over the batch. With population statistics, no gradient flows through them, so both means are 0.
+    Adds to dgamma.
     """
     mean, mean_v = tl.zeros([J], tl.float32), tl.zeros([J], tl.float32)
     for first in range(0, B, TILE):
@@ -132,7 +133,7 @@ def norm_terms(at, da, row, columns, valid, count, gamma, dgamma, var, eps, BATC
 @triton.jit
 def through_norm(at, da, row, columns, valid, count, gamma, dgamma, var, eps, BATCH: tl.constexpr, B: tl.constexpr,
                  TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """Turn normalized values into the gradient of what was normalized, 0 beyond the first `count` rows."""
+    """Overwrite normalized values with the gradient of the values before normalization; 0 after `count` rows."""
     scale, mean, mean_v = tl.full([J], 1.0, tl.float32), tl.zeros([J], tl.float32), tl.zeros([J], tl.float32)
     if gamma is not None:
         scale, mean, mean_v = norm_terms(at, da, row, columns, valid, count, gamma, dgamma, var, eps, BATCH, B, TILE, J)

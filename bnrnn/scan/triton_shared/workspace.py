@@ -1,7 +1,7 @@
-"""What the Triton engines share: buffers at fixed addresses, and CUDA graphs captured over them.
+"""Buffers at fixed addresses, and CUDA graphs over them, which the Triton engines share.
 
-A recurrence is thousands of launches of microseconds each, so that launching them costs more than running them. As a
-graph they are launched once; a graph needs its data at the same addresses every time.
+A recurrence launches thousands of kernels that each run for microseconds, so launching takes longer than computing. A
+captured CUDA graph launches them all at once, but needs its data at the same addresses every time.
 """
 
 import os
@@ -15,32 +15,33 @@ import triton.language as tl
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run in Python, on CPU tensors
-UNITS = 16  # J
-DEPTH = 32  # of a product's tile
-# Elements of the left factor up to which a product is fused into the step: an estimate from bandwidths, unmeasured.
+UNITS = 16  # J, the units of a program
+DEPTH = 32  # depth of a product's tile
+# A step computes its product itself if the left factor has at most so many elements. Estimated from memory bandwidths,
+# not measured.
 FUSED_UP_TO = 2**17
-MAX_FREE = 16  # workspaces kept for later, all kinds together; the oldest kind goes first
+MAX_FREE = 16  # maximum number of unused workspaces; those of the kind that was used longest ago are freed first
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a workspace is made for. Subclasses name its buffers."""
+    """The scans that a workspace can run: device, shape and options. Subclasses define the buffers."""
 
     device: torch.device
     shape: tuple[int, ...]  # T first
-    given: tuple[str, ...]  # the parameters that are there
-    batch: bool
+    given: tuple[str, ...]  # names of the parameters that are not None
+    batch: bool  # whether to use batch statistics
     padded: bool
     with_grad: bool
     eps: float
-    low: torch.dtype | None
+    low: torch.dtype | None  # lower precision of products
     tf32: bool
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         raise NotImplementedError
 
     def constants(self, B: int, left_size: int) -> dict[str, Any]:
-        """Of every kernel that has a product; `left_size`: elements of its left factor."""
+        """Compile-time constants of a kernel with a product whose left factor has `left_size` elements."""
         return {
             "J": UNITS, "K": DEPTH, "TILE": min(64, max(16, triton.next_power_of_2(B))), "BATCH": self.batch,
             "FUSED": left_size <= FUSED_UP_TO,
@@ -51,17 +52,17 @@ class Kind:
 
 
 def options(inputs: tuple[Tensor | None, ...], product_dtype: torch.dtype | None) -> dict[str, Any]:
-    """Of a Kind: what follows from the tensors of a scan and from torch's settings."""
+    """Those fields of a Kind that depend on the tensors of a scan and on torch's settings."""
     return {
         "with_grad": torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs),
         "low": product_dtype if product_dtype != torch.float32 else None,
-        "tf32": torch.backends.cuda.matmul.fp32_precision == "tf32",  # what torch.set_float32_matmul_precision sets too
+        "tf32": torch.backends.cuda.matmul.fp32_precision == "tf32",  # torch.set_float32_matmul_precision sets it
     }
 
 
 @dataclass
 class Workspace:
-    """Buffers at fixed addresses for one scan at a time, and the graphs captured over them."""
+    """Buffers at fixed addresses, which one scan at a time uses, and the CUDA graphs captured over them."""
 
     kind: Any
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -75,9 +76,9 @@ class Workspace:
             self.buffers["running"] = torch.empty(kind.shape[0], dtype=torch.int32, device=kind.device)
 
     def run(self, name: str, steps: Callable[["Workspace"], None]) -> None:
-        """Launch the steps: plainly the first time, which compiles them; as a captured graph from the second on.
+        """Launch the steps: one by one the first time, which compiles them, and as a captured graph afterwards.
 
-        Inside a graph that somebody else captures they are launched plainly into that one.
+        While the caller captures a graph of its own, the steps are launched one by one and become part of that graph.
         """
         self.uses[name] = self.uses.get(name, 0) + 1
         on_gpu = self.kind.device.type == "cuda"
@@ -93,7 +94,7 @@ class Workspace:
         return {name: self.buffers.get(name) for name in names}
 
     def fill(self, batch_sizes: list[int] | None, **values: Tensor | None) -> None:
-        """Copy a scan's arguments to the buffers of their names."""
+        """Copy the arguments of a scan into the buffers of the same names."""
         with torch.no_grad():
             for name, value in values.items():
                 if value is not None and name in self.buffers:
@@ -106,7 +107,7 @@ _free: dict[Kind, list[Workspace]] = {}
 
 
 class Lease:
-    """A workspace in use; given back by `release`, or when nobody holds the lease any more."""
+    """The right to use a workspace. It ends with `release`, or when the lease is garbage-collected."""
 
     def __init__(self, kind: Kind) -> None:
         free = _free.get(kind)
@@ -114,9 +115,9 @@ class Lease:
 
     @property
     def workspace(self) -> Workspace:
-        """Raises RuntimeError after it was given back."""
+        """The workspace. Raises RuntimeError after `release`."""
         if self._workspace is None:
-            raise RuntimeError("this scan was run backward before and its buffers are spent: run it forward again")
+            raise RuntimeError("this scan was already run backward, which freed its buffers: run it forward again")
         return self._workspace
 
     def release(self) -> None:
@@ -135,7 +136,7 @@ class Lease:
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """out = left @ right with one leading axis, in the precision of the right factor."""
+    """out = left @ right for tensors with one leading axis, in the precision of the right factor."""
     if right.dtype == out.dtype:
         torch.bmm(left, right, out=out)
     else:

@@ -1,16 +1,13 @@
 import re
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from hydra.utils import instantiate
 
 from bnrnn.config import ROOT, compose_config, grid_of, label, sweep, targets, with_present_paths
 from bnrnn.data.mnist import SequentialMNIST
-from bnrnn.errors import BnrnnError
 from bnrnn.layers.population import has_batch_norm
-from bnrnn.report.claims import claim_keys, load_claim, needed
+from bnrnn.report.claims import claim_keys, load_claim
 from bnrnn.training.search import apply_trial
 
 CONF = ROOT / "conf"
@@ -24,7 +21,8 @@ def options(group: str) -> list[str]:
 EXPERIMENTS = sorted(
     str(p.relative_to(CONF / "experiment").with_suffix("")) for p in (CONF / "experiment").rglob("*.yaml")
 )
-SIZES = {  # input, output, training steps
+SMALL = (50, 50, 100)  # input, output, training steps of data that SIZES does not have
+SIZES = {  # those that matter: as large as the papers' data, or with features of images
     "Digits": (1, 10, 64), "SequentialMNIST": (1, 10, 784),
     "PTBChar": (50, 50, 99), "Text8": (27, 27, 179), "PTBWord": (10_000, 10_000, 35),
     "CNNQA": (65_829, 65_829, 2000), "BAbI": (39, 39, 343), "IEERCloze": (5805, 5805, 210),
@@ -34,16 +32,21 @@ SIZES = {  # input, output, training steps
 
 
 def cells(key: str) -> list[list[str]]:
-    """The first cell of an experiment's grid, and those that differ from it in one value: every value once."""
-    first = {k: values[0] for k, values in sweep(key).items()}
-    others = [first | {k: v} for k, values in sweep(key).items() for v in values[1:] if k != "search.trial"]
+    """The first cell of an experiment's grid, and those that differ from it in one value.
+
+    Every option of a config group is in one of them, and of a key with numbers the first and the last, since composing
+    takes a good part of a second.
+    """
+    grid = sweep(key)
+    first = {k: values[0] for k, values in grid.items()}
+    others = [first | {k: v} for k, values in grid.items() for v in (values[-1:] if "." in k else values[1:])]
     return [[f"{k}={v}" for k, v in cell.items()] for cell in (first, *others)]
 
 
 def build(cfg):
     """The model and the optimizer of a configuration, without memory for their weights."""
     names = ("input_size", "output_size", "t_max", "feature_size")
-    sizes = dict(zip(names, SIZES[cfg.data._target_.split(".")[-1]], strict=False))
+    sizes = dict(zip(names, SIZES.get(cfg.data._target_.split(".")[-1], SMALL), strict=False))
     with torch.device("meta"):
         model = instantiate(cfg.model, **sizes)
         return model, instantiate(cfg.optim)(model.parameters())
@@ -56,20 +59,20 @@ def test_a_grid_is_read_as_hydra_reads_it():
 
 
 @pytest.mark.parametrize("key", EXPERIMENTS)
-def test_an_experiment_is_called_by_its_path_and_begins_with_its_package(key):
+def test_an_experiment_is_called_by_its_path_and_names_its_own_grid_and_length(key):
     text = (CONF / "experiment" / f"{key}.yaml").read_text()
     assert text.startswith("# @package _global_\n"), "hydra reads it only in the first line"
     cfg = compose_config(f"experiment={key}", hydra=True)
     assert cfg.name == key
     composed = grid_of(f"{k}={values}" for k, values in (cfg.hydra.sweeper.params or {}).items())
     assert sweep(key) == composed, "the grid is read from this file alone"
+    choices = cfg.hydra.runtime.choices  # with hydra.mode=RUN there is no sweep: a single run is a cell of the grid
+    assert all(choices[group] in values for group, values in composed.items() if group in choices)
+    assert has_a_length(cfg.budget) and cfg.budget.name == "paper"
 
 
-@pytest.mark.parametrize("key", EXPERIMENTS)
-def test_a_single_run_of_an_experiment_is_a_cell_of_its_grid(key):
-    """With hydra.mode=RUN there is no sweep: an experiment names its own model and data, not those of train.yaml."""
-    choices = compose_config(f"experiment={key}", hydra=True).hydra.runtime.choices
-    assert all(choices[group] in values for group, values in sweep(key).items() if group in choices)
+def has_a_length(budget) -> bool:
+    return (budget.updates or budget.epochs * 300) >= (budget.eval_every or 300) > 0
 
 
 @pytest.mark.parametrize("key", EXPERIMENTS)
@@ -81,14 +84,12 @@ def test_every_value_of_a_grid_composes_and_builds_its_model(key):
         assert optimizer.param_groups[0]["lr"] == cfg.optim.lr
 
 
-@pytest.mark.parametrize("budget", options("budget"))
-@pytest.mark.parametrize("key", EXPERIMENTS)
-def test_every_budget_says_how_long_an_experiment_takes(key, budget):
-    cfg = compose_config(f"experiment={key}", f"budget={budget}")
-    updates, eval_every = cfg.budget.updates or cfg.budget.epochs * 300, cfg.budget.eval_every or 300
-    assert updates >= eval_every > 0
-    assert updates == {"cpu": 2500, "smoke": 4}.get(budget, updates)
-    assert cfg.budget.name == budget
+@pytest.mark.parametrize(("budget", "updates"), [("cpu", 2500), ("smoke", 4)])
+@pytest.mark.parametrize("part", [0, 1])
+def test_another_budget_overrides_the_length_of_every_experiment(budget, updates, part):
+    for key in EXPERIMENTS[part::2] if budget == "smoke" else EXPERIMENTS[part::6]:
+        cfg = compose_config(f"experiment={key}", f"budget={budget}").budget
+        assert (cfg.updates, cfg.name) == (updates, budget) and has_a_length(cfg), key
 
 
 @pytest.mark.parametrize("model", options("model"))
@@ -180,21 +181,3 @@ def test_a_name_in_the_configurations_stands_for_one_class_alone():
     assert with_present_paths(stored) == {
         "_target_": "bnrnn.layers.bn_lstm.BNLSTM", "layers": [{"_target_": "bnrnn.gone.Gone", "size": 3}],
     }  # fmt: skip
-
-
-def test_what_a_figure_needs():
-    assert needed("cooijmans2016/fig3") == (["cooijmans2016/table2"], [Path("experiments/cooijmans2016/fig3b.py")])
-    assert needed("laurent2015/fig1") == (["laurent2015/table1"], [])
-    assert needed("cooijmans2016/fig1")[0] == [] and len(needed("cooijmans2016/fig1")[1]) == 2
-    assert needed("cooijmans2016/table1") == (["cooijmans2016/table1"], [])
-    with pytest.raises(BnrnnError, match="has no entry 'fig99'"):
-        needed("cooijmans2016/fig99")
-    with pytest.raises(BnrnnError, match="nobody2000/table1 is unknown"):
-        needed("nobody2000/table1")
-
-
-def test_the_parts_of_a_figure_are_entries():
-    for path in (ROOT / "experiments").glob("*/claims.yaml"):
-        for name in yaml.safe_load(path.read_text())["needs"]:
-            recipes, analyses = needed(f"{path.parent.name}/{name}")
-            assert all(sweep(recipe) for recipe in recipes) and all((ROOT / a).exists() for a in analyses)

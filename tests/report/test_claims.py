@@ -1,18 +1,21 @@
-"""The analyses of Fig. 1 against other ways to the same numbers."""
+"""Entries of claims.yaml, and the analyses that they name: those of Fig. 1 against independent computations."""
 
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from hydra.utils import instantiate
 from torch import nn
 
-from bnrnn.config import ROOT, compose_config
+from bnrnn.config import ROOT, compose_config, sweep
+from bnrnn.errors import BnrnnError
 from bnrnn.inputs import IGNORE, Batch
-from bnrnn.report.claims import load_analysis
+from bnrnn.report.claims import load_analysis, needed
 
 fig1a = load_analysis("cooijmans2016/fig1a")
 fig1b = load_analysis("cooijmans2016/fig1b")
@@ -57,3 +60,21 @@ def test_missing_data_is_one_message(tmp_path):
     assert run.stderr.startswith("error: ")
     assert "is missing: run `make data`" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_needed_lists_recipes_and_analyses_of_a_figure():
+    assert needed("cooijmans2016/fig3") == (["cooijmans2016/table2"], [Path("experiments/cooijmans2016/fig3b.py")])
+    assert needed("laurent2015/fig1") == (["laurent2015/table1"], [])
+    assert needed("cooijmans2016/fig1")[0] == [] and len(needed("cooijmans2016/fig1")[1]) == 2
+    assert needed("cooijmans2016/table1") == (["cooijmans2016/table1"], [])
+    with pytest.raises(BnrnnError, match="has no entry 'fig99'"):
+        needed("cooijmans2016/fig99")
+    with pytest.raises(BnrnnError, match="nobody2000/table1 is unknown"):
+        needed("nobody2000/table1")
+
+
+def test_everything_that_a_figure_needs_exists():
+    for path in (ROOT / "experiments").glob("*/claims.yaml"):
+        for name in yaml.safe_load(path.read_text()).get("needs", {}):
+            recipes, analyses = needed(f"{path.parent.name}/{name}")
+            assert all(sweep(recipe) for recipe in recipes) and all((ROOT / a).exists() for a in analyses)
