@@ -23,7 +23,7 @@ from bnrnn.data.base import SequenceData, model_sizes
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.heap import keep_heap
 from bnrnn.layers.base import RecurrentLayer
-from bnrnn.layers.norm import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
+from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
 from bnrnn.scan import ENGINES, set_backend
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT

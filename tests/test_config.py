@@ -6,7 +6,7 @@ from hydra.utils import instantiate
 
 from bnrnn.config import ROOT, compose_config, grid_of, label, sweep, targets, with_present_paths
 from bnrnn.data.mnist import SequentialMNIST
-from bnrnn.layers.norm import has_batch_norm
+from bnrnn.layers.population import has_batch_norm
 from bnrnn.report.claims import claim_keys, load_claim
 from bnrnn.training.search import apply_trial
 

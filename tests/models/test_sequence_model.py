@@ -10,7 +10,7 @@ from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.bn_rnn import BNRNN
 from bnrnn.layers.input_bn_lstm import InputBNLSTM
 from bnrnn.layers.lstm import LSTM
-from bnrnn.layers.norm import estimate_population_statistics
+from bnrnn.layers.population import estimate_population_statistics
 from bnrnn.layers.rnn import RNN
 from bnrnn.models.sequence_model import SequenceModel, init_cooijmans, init_glorot, init_uniform
 from tests.helpers import assert_near
