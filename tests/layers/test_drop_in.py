@@ -119,7 +119,7 @@ def test_an_estimate_takes_a_data_loader_and_leaves_out_a_last_batch_of_one():
     found = lstm.layers[0].bn_hh.pop_mean.clone()
     estimate_population_statistics(lstm, [x for x, _ in batches if len(x) > 1])
     assert torch.equal(found, lstm.layers[0].bn_hh.pop_mean)
-    with pytest.raises(BnrnnError, match="no batch was given"):
+    with pytest.raises(BnrnnError, match="needs at least one batch"):
         estimate_population_statistics(lstm, [torch.randn(1, T, I)])
 
 
