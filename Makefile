@@ -22,7 +22,7 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-.PHONY: help setup quickstart test lint types check tables data bench campaign status sweep-gamma
+.PHONY: help setup quickstart test sanitize lint types check tables data bench campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -48,6 +48,14 @@ quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes 
 
 test: setup  ## run the test suite; needs no GPU and no network
 	$(PYTHON) -m pytest -n 2 -q
+
+# The sanitizer's library must be loaded before python's own. Leaks are not looked for: python has some of its own.
+sanitize: setup  ## run the tests of the engines under AddressSanitizer and UndefinedBehaviorSanitizer
+	BNRNN_CXXFLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	ASAN_OPTIONS=detect_leaks=0 XDG_CACHE_HOME=$(VENV)/sanitized \
+	$(PYTHON) -m pytest -q -k "not other_processors and not several_processes" \
+		tests/scan/test_lstm.py tests/scan/test_rhn.py tests/scan/test_norm.py tests/scan/test_arguments.py
 
 lint: setup  ## check the style of the code
 	$(VENV)/bin/ruff check .

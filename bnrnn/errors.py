@@ -1,7 +1,10 @@
 """The error class for mistakes that a user can correct, and how programs report it."""
 
+import math
 import sys
 from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
 
 
 class BnrnnError(ValueError):
@@ -46,3 +49,18 @@ def report_errors(main: Callable[[], None], *also: type[Exception]) -> None:
         if (cause := mendable(error, *also)) is None:
             raise
         sys.exit(f"error: {cause}")
+
+
+def check_size(name: str, value: Any) -> None:
+    """Raise BnrnnError unless value is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise BnrnnError(f"{name} must be an integer, got {value!r}")
+    if int(value) < 1:
+        raise BnrnnError(f"{name} must be at least 1, got {value}")
+
+
+def check_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> None:
+    """Raise BnrnnError unless value is a finite number between low and high."""
+    if not isinstance(value, Real) or not math.isfinite(value) or not low <= float(value) <= high:
+        limits = f" from {low} to {high}" if low > -math.inf or high < math.inf else ""
+        raise BnrnnError(f"{name} must be a finite number{limits}, got {value!r}")

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn.errors import report_errors
-from bnrnn.layers.norm import batch_statistics, estimated_together, has_batch_norm
+from bnrnn.layers.population import batch_statistics, estimated_together, has_batch_norm
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.train import build
 from bnrnn.training import checkpoint

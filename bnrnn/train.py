@@ -24,7 +24,7 @@ from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.files import make_folder, reading
 from bnrnn.heap import keep_heap
 from bnrnn.layers.base import RecurrentLayer
-from bnrnn.layers.norm import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
+from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
 from bnrnn.processes import end_with
 from bnrnn.scan import ENGINES, set_backend
 from bnrnn.training import checkpoint

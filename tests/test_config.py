@@ -6,7 +6,7 @@ from hydra.utils import instantiate
 
 from bnrnn.config import ROOT, compose_config, grid_of, label, sweep, targets, with_present_paths
 from bnrnn.data.mnist import SequentialMNIST
-from bnrnn.layers.norm import has_batch_norm
+from bnrnn.layers.population import has_batch_norm
 from bnrnn.report.claims import claim_keys, load_claim
 from bnrnn.training.search import apply_trial
 
@@ -32,9 +32,14 @@ SIZES = {  # those that matter: as large as the papers' data, or with features o
 
 
 def cells(key: str) -> list[list[str]]:
-    """The first cell of an experiment's grid, and those that differ from it in one value: every value once."""
-    first = {k: values[0] for k, values in sweep(key).items()}
-    others = [first | {k: v} for k, values in sweep(key).items() for v in values[1:] if k != "search.trial"]
+    """The first cell of an experiment's grid, and those that differ from it in one value.
+
+    Every option of a config group is in one of them, and of a key with numbers the first and the last, since composing
+    takes a good part of a second.
+    """
+    grid = sweep(key)
+    first = {k: values[0] for k, values in grid.items()}
+    others = [first | {k: v} for k, values in grid.items() for v in (values[-1:] if "." in k else values[1:])]
     return [[f"{k}={v}" for k, v in cell.items()] for cell in (first, *others)]
 
 
@@ -54,20 +59,20 @@ def test_a_grid_is_read_as_hydra_reads_it():
 
 
 @pytest.mark.parametrize("key", EXPERIMENTS)
-def test_an_experiment_is_called_by_its_path_and_begins_with_its_package(key):
+def test_an_experiment_is_called_by_its_path_and_names_its_own_grid_and_length(key):
     text = (CONF / "experiment" / f"{key}.yaml").read_text()
     assert text.startswith("# @package _global_\n"), "hydra reads it only in the first line"
     cfg = compose_config(f"experiment={key}", hydra=True)
     assert cfg.name == key
     composed = grid_of(f"{k}={values}" for k, values in (cfg.hydra.sweeper.params or {}).items())
     assert sweep(key) == composed, "the grid is read from this file alone"
+    choices = cfg.hydra.runtime.choices  # with hydra.mode=RUN there is no sweep: a single run is a cell of the grid
+    assert all(choices[group] in values for group, values in composed.items() if group in choices)
+    assert has_a_length(cfg.budget) and cfg.budget.name == "paper"
 
 
-@pytest.mark.parametrize("key", EXPERIMENTS)
-def test_a_single_run_of_an_experiment_is_a_cell_of_its_grid(key):
-    """With hydra.mode=RUN there is no sweep: an experiment names its own model and data, not those of train.yaml."""
-    choices = compose_config(f"experiment={key}", hydra=True).hydra.runtime.choices
-    assert all(choices[group] in values for group, values in sweep(key).items() if group in choices)
+def has_a_length(budget) -> bool:
+    return (budget.updates or budget.epochs * 300) >= (budget.eval_every or 300) > 0
 
 
 @pytest.mark.parametrize("key", EXPERIMENTS)
@@ -79,14 +84,12 @@ def test_every_value_of_a_grid_composes_and_builds_its_model(key):
         assert optimizer.param_groups[0]["lr"] == cfg.optim.lr
 
 
-@pytest.mark.parametrize("budget", options("budget"))
-@pytest.mark.parametrize("key", EXPERIMENTS)
-def test_every_budget_says_how_long_an_experiment_takes(key, budget):
-    cfg = compose_config(f"experiment={key}", f"budget={budget}")
-    updates, eval_every = cfg.budget.updates or cfg.budget.epochs * 300, cfg.budget.eval_every or 300
-    assert updates >= eval_every > 0
-    assert updates == {"cpu": 2500, "smoke": 4}.get(budget, updates)
-    assert cfg.budget.name == budget
+@pytest.mark.parametrize(("budget", "updates"), [("cpu", 2500), ("smoke", 4)])
+@pytest.mark.parametrize("part", [0, 1])
+def test_another_budget_overrides_the_length_of_every_experiment(budget, updates, part):
+    for key in EXPERIMENTS[part::2] if budget == "smoke" else EXPERIMENTS[part::6]:
+        cfg = compose_config(f"experiment={key}", f"budget={budget}").budget
+        assert (cfg.updates, cfg.name) == (updates, budget) and has_a_length(cfg), key
 
 
 @pytest.mark.parametrize("model", options("model"))

@@ -8,7 +8,7 @@ from torch import nn
 
 from bnrnn.bench.layers import SHAPES, Shape
 from bnrnn.bench.timing import NN_LSTM, NO_NORM, Case, Plan
-from bnrnn.layers.norm import estimate_population_statistics
+from bnrnn.layers.population import estimate_population_statistics
 from bnrnn.layers.stack import LSTM
 
 BN_LSTM = "BN-LSTM"

@@ -1,15 +1,16 @@
 """The base class of all recurrent layers: it checks the input, creates the initial state and bounds the memory use."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, check_size
 from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.scan import ENGINES
+from bnrnn.scan.tracing import traced, values_known
 
 # Without gradients, a long sequence is processed in pieces whose input product (T, B, G) has at most so many elements:
 # 256 MiB of float32.
@@ -41,9 +42,14 @@ class RecurrentLayer(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
+        check_size("input_size", input_size)
+        check_size("hidden_size", hidden_size)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.weight_ih = nn.Parameter(torch.empty(self.num_gates * hidden_size, input_size))
         self.weight_hh = nn.Parameter(torch.empty(self.num_gates * hidden_size, hidden_size))
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}"
 
     def reset_parameters(self) -> None:
         """Draw weights and biases uniformly from ±1/sqrt(H), as torch.nn.LSTM does. gamma and beta are not changed."""
@@ -72,7 +78,7 @@ class RecurrentLayer(nn.Module):
         if state is None:
             like = x if x.is_floating_point() else self.weight_hh
             state = tuple(like.new_zeros(x.shape[1], self.hidden_size) for _ in self.state_names)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or traced():
             return self.scan(x, state, t_start, batch_sizes)
         norms = [module for module in self.children() if isinstance(module, SequenceBatchNorm)]
         whole = any(norm.over_time and norm.uses_batch for norm in norms)
@@ -86,10 +92,14 @@ class RecurrentLayer(nn.Module):
         return (ys[0] if len(ys) == 1 else torch.cat(ys)), state
 
     def _check(self, x: Tensor, batch_sizes: list[int] | None) -> None:
-        if x.is_floating_point() and x.shape[2] != self.input_size:
+        check_type(x)
+        if x.is_floating_point() and (x.dim() != 3 or x.shape[2] != self.input_size):
             raise BnrnnError(
                 f"{type(self).__name__} expects x of shape (T, B, {self.input_size}), got {tuple(x.shape)}"
             )
+        of_weights = self.weight_ih.dtype
+        if x.is_floating_point() and x.dtype != of_weights and not torch.is_autocast_enabled(x.device.type):
+            raise BnrnnError(f"x is {x.dtype} and the weights are {of_weights}: convert one, x.to({of_weights})")
         if len(x) == 0:
             raise BnrnnError("the sequence has length 0: x must be (T, B, I) with T of at least 1")
         if batch_sizes is not None:
@@ -103,8 +113,21 @@ class RecurrentLayer(nn.Module):
             check_values(x, self.input_size)
 
 
+def check_type(x: Any, name: str = "x") -> None:
+    """Raise BnrnnError unless x is a tensor of real numbers: floating point, or integers that are ids."""
+    if not isinstance(x, Tensor):
+        raise BnrnnError(f"{name} must be a torch.Tensor, got {type(x).__module__}.{type(x).__name__}")
+    if x.is_complex() or x.dtype == torch.bool:
+        raise BnrnnError(f"{name} must be floating point, or integers that are ids, got {x.dtype}")
+
+
 def check_values(x: Float[Tensor, "T B I"] | Int[Tensor, "T B"], input_size: int) -> None:
-    """Raise BnrnnError with the position of the first NaN or infinity, or of the first id outside 0 ... I - 1."""
+    """Raise BnrnnError with the position of the first NaN or infinity, or of the first id outside 0 ... I - 1.
+
+    The check is skipped where values are unknown: in programs that torch traces, and within torch.func.
+    """
+    if not values_known():
+        return
     if not x.is_floating_point():
         wrong = (x < 0) | (x >= input_size)
         if wrong.any():

@@ -9,6 +9,7 @@ cell state c_t itself stays unnormalized: only its copy in eq. 8 is normalized. 
 time step.
 """
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -39,6 +40,7 @@ class BNLSTM(RecurrentLayer):
         input_eps: eps of the input product with input_statistics="sequence"; None uses `eps`.
         ended_count: whether finished sequences of a padded batch count in the statistics, with the state that they
             keep, as in the code released for section 5.4. By default they do not count.
+        statistics, momentum: kind of population statistics; see bnrnn.layers.norm.SequenceBatchNorm.
 
     Raises BnrnnError for input_eps with input_statistics="frame", and in training for a batch of one sequence.
     """
@@ -57,6 +59,8 @@ class BNLSTM(RecurrentLayer):
         input_statistics: Literal["frame", "sequence"] = "frame",
         ended_count: bool = False,
         input_eps: float | None = None,
+        statistics: str = "exact",
+        momentum: float = 0.1,
     ) -> None:
         if input_eps is not None and input_statistics == "frame":
             raise BnrnnError(f"input_eps={input_eps} needs input_statistics='sequence': use eps instead")
@@ -64,9 +68,10 @@ class BNLSTM(RecurrentLayer):
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size)) if bias else None
         self.ended_count = ended_count
         over = t_max if input_statistics == "frame" else None
-        self.bn_ih = SequenceBatchNorm(4 * hidden_size, over, gamma_init, eps if input_eps is None else input_eps)
-        self.bn_hh = SequenceBatchNorm(4 * hidden_size, t_max, gamma_init, eps)
-        self.bn_c = SequenceBatchNorm(hidden_size, t_max, gamma_init, eps, beta=True)
+        norm = partial(SequenceBatchNorm, statistics=statistics, momentum=momentum)
+        self.bn_ih = norm(4 * hidden_size, over, gamma_init, eps if input_eps is None else input_eps)
+        self.bn_hh = norm(4 * hidden_size, t_max, gamma_init, eps)
+        self.bn_c = norm(hidden_size, t_max, gamma_init, eps, beta=True)
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:

@@ -10,6 +10,7 @@ paper allows three readings of this phrase (Z1), which `place` selects. By defau
 In all three, the state that the carry gate keeps is the unnormalized s_{d-1}.
 """
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +32,7 @@ class BNRHN(RHN):
         place: where to normalize, one of `PLACES`; None turns normalization off.
         gamma_init: initial gamma. The paper gives no value; 1 is the one of Ioffe and Szegedy 2015.
         eps: added to each variance. 1e-3 is the default of TensorFlow, the paper's framework.
+        statistics, momentum: kind of population statistics; see bnrnn.layers.norm.SequenceBatchNorm.
 
     Raises BnrnnError for an unknown place.
     """
@@ -46,17 +48,22 @@ class BNRHN(RHN):
         place: str | None = "every",
         gamma_init: float = 1.0,
         eps: float = 1e-3,
+        statistics: str = "exact",
+        momentum: float = 0.1,
     ) -> None:
         if place not in (None, *PLACES):
             raise BnrnnError(f"place={place!r} is unknown: use None, {', '.join(map(repr, PLACES))}")
         super().__init__(input_size, hidden_size, t_max, depth, coupled, transform_bias)
         H, G, self.bn_x, self.bn_s, self.bn_sum = hidden_size, self.num_gates * hidden_size, None, None, None
+        norm = partial(
+            SequenceBatchNorm, t_max=t_max, gamma_init=gamma_init, eps=eps, statistics=statistics, momentum=momentum
+        )
         if place in ("every", "first"):
             num_layers = depth if place == "every" else 1
-            self.bn_x = SequenceBatchNorm(G, t_max, gamma_init, eps)
-            self.bn_s = SequenceBatchNorm(num_layers * H, t_max, gamma_init, eps, beta=True)
+            self.bn_x = norm(G)
+            self.bn_s = norm(num_layers * H, beta=True)
         if place == "sum":
-            self.bn_sum = SequenceBatchNorm(depth * G, t_max, gamma_init, eps)
+            self.bn_sum = norm(depth * G)
 
     def normalization(self, x_proj: Tensor, t_start: int) -> dict[str, Any]:
         norms = {

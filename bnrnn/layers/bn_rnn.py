@@ -22,10 +22,19 @@ class BNRNN(RecurrentLayer):
     engines = ("reference",)
 
     def __init__(
-        self, input_size: int, hidden_size: int, t_max: int, gamma_init: float = 0.1, eps: float = 1e-5
+        self,
+        input_size: int,
+        hidden_size: int,
+        t_max: int,
+        gamma_init: float = 0.1,
+        eps: float = 1e-5,
+        statistics: str = "exact",
+        momentum: float = 0.1,
     ) -> None:
         super().__init__(input_size, hidden_size)
-        self.bn = SequenceBatchNorm(hidden_size, t_max, gamma_init, eps, beta=True)
+        self.bn = SequenceBatchNorm(
+            hidden_size, t_max, gamma_init, eps, beta=True, statistics=statistics, momentum=momentum
+        )
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:

@@ -38,10 +38,13 @@ class InputBNLSTM(RecurrentLayer):
         eps: float = 1e-5,
         cell_bias: bool = False,
         input_statistics: Literal["frame", "sequence"] = "frame",
+        statistics: str = "exact",
+        momentum: float = 0.1,
     ) -> None:
         super().__init__(input_size, hidden_size)
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size))
-        self.bn_ih = SequenceBatchNorm(4 * hidden_size, t_max if input_statistics == "frame" else None, gamma_init, eps)
+        over = t_max if input_statistics == "frame" else None
+        self.bn_ih = SequenceBatchNorm(4 * hidden_size, over, gamma_init, eps, statistics=statistics, momentum=momentum)
         self.beta_c = nn.Parameter(torch.zeros(hidden_size)) if cell_bias else None
         self.reset_parameters()
 

@@ -5,22 +5,25 @@ statistics. Both are kept per time step, because activations in the first steps 
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, check_number, check_size
 from bnrnn.scan import linear, normalize_over_time, normalize_sequence
+from bnrnn.scan.tracing import values_known
+
+
+class TooFewSequences(BnrnnError):
+    """A batch has no variance to normalize with."""
 
 
 def check_batch(size: int) -> None:
-    """Raise BnrnnError for a batch of fewer than two sequences, which has no variance to normalize with."""
+    """Raise TooFewSequences, a BnrnnError, for a batch of fewer than two sequences, which has no variance."""
     if size < 2:
-        raise BnrnnError(
+        raise TooFewSequences(
             f"batch statistics need at least 2 sequences, got a batch of {size}: use a larger batch, drop an "
             "incomplete last one, or switch to population statistics with model.eval()"
         )
@@ -38,27 +41,56 @@ class SequenceBatchNorm(nn.Module):
             do not vanish.
         eps: added to the variance.
         beta: whether there is a trainable shift.
+        statistics: where population statistics come from. "exact": `estimate_population_statistics`, after training;
+            "running": a moving average over the batches of training, at each time step, as in torch.nn.BatchNorm1d.
+        momentum: weight of the newest batch in the moving average; the first 1 / momentum batches that reach a step
+            have equal weights.
 
     The buffers `pop_mean` and `pop_var` have shape (t_max, F), or (1, F) for sequence-wise normalization. They are NaN
-    until `estimate_population_statistics` fills them. Raises BnrnnError for t_max below 1.
+    until `estimate_population_statistics` fills them. Running statistics begin with 0 and 1 instead, and the buffer
+    `num_batches_tracked` (t_max,) counts the batches that reached each step. Raises BnrnnError for t_max below 1, an
+    unknown `statistics`, and numbers that are not finite or out of range.
     """
 
     pop_mean: Tensor
     pop_var: Tensor
+    num_batches_tracked: Tensor
 
     def __init__(
-        self, num_features: int, t_max: int | None, gamma_init: float = 0.1, eps: float = 1e-5, beta: bool = False
+        self,
+        num_features: int,
+        t_max: int | None,
+        gamma_init: float = 0.1,
+        eps: float = 1e-5,
+        beta: bool = False,
+        statistics: str = "exact",
+        momentum: float = 0.1,
     ) -> None:
         super().__init__()
-        if t_max is not None and t_max < 1:
-            raise BnrnnError(f"t_max must be at least 1 (the training length), got {t_max}")
+        if t_max is not None:
+            check_size("t_max", t_max)
+        check_number("gamma_init", gamma_init)
+        check_number("eps", eps, low=0.0)
+        check_number("momentum", momentum, low=0.0, high=1.0)
+        if statistics not in ("exact", "running"):
+            raise BnrnnError(f"statistics={statistics!r} is unknown: use 'exact' or 'running'")
         self.over_time, self.t_max, self.eps = t_max is None, t_max or 1, eps
         self.gamma = nn.Parameter(torch.full((num_features,), float(gamma_init)))
         self.beta = nn.Parameter(torch.zeros(num_features)) if beta else None
-        self.register_buffer("pop_mean", torch.full((self.t_max, num_features), torch.nan))
-        self.register_buffer("pop_var", torch.full((self.t_max, num_features), torch.nan))
+        self.running, self.momentum = statistics == "running", momentum
+        for name, start in (("pop_mean", 0.0), ("pop_var", 1.0)):
+            value = start if self.running else torch.nan
+            self.register_buffer(name, torch.full((self.t_max, num_features), value))
+        if self.running:
+            self.register_buffer("num_batches_tracked", torch.zeros(self.t_max, dtype=torch.long))
         self.use_batch_statistics = False  # whether evaluation uses them; see `batch_statistics`
         self.average: PopulationAverage | None = None  # set while population statistics are estimated
+
+    def extra_repr(self) -> str:
+        options = {"t_max": None if self.over_time else self.t_max, "eps": self.eps}
+        if self.running:
+            options |= {"statistics": "'running'", "momentum": self.momentum}
+        return ", ".join([str(len(self.gamma)), *(f"{name}={value}" for name, value in options.items())])
 
     @property
     def collecting(self) -> bool:
@@ -76,7 +108,9 @@ class SequenceBatchNorm(nn.Module):
         estimated since the last training step.
         """
         if self.training:
-            self.pop_var.fill_(torch.nan)  # the coming update changes the weights, so earlier estimates become invalid
+            if not self.running:
+                # The coming update changes the weights, so earlier estimates become invalid.
+                self.pop_var.fill_(torch.nan)
             return None
         if self.uses_batch:
             return None
@@ -85,20 +119,41 @@ class SequenceBatchNorm(nn.Module):
         else:
             steps = torch.arange(t_start, t_start + num_steps, device=self.pop_mean.device).clamp_max(self.t_max - 1)
         mean, var = self.pop_mean[steps], self.pop_var[steps]
-        if math.isnan(var.sum().item()):
+        if not self.running and values_known() and math.isnan(var.sum().item()):
             raise BnrnnError(
                 "evaluation needs population statistics, and none were estimated since the last training step: call "
-                "bnrnn.estimate_population_statistics(model, training_inputs), or evaluate inside "
-                "bnrnn.batch_statistics(model)"
+                "bnrnn.estimate_population_statistics(model, training_inputs), evaluate inside "
+                "bnrnn.batch_statistics(model), or build the model with statistics='running'"
             )
         return mean, var
 
     def collect(
         self, t_start: int, mean: Tensor | None, var: Tensor | None, batch_sizes: list[int] | None = None
     ) -> None:
-        """Add the statistics (T, F) of one batch, from step t_start on, to the running estimate, if there is one."""
-        if self.average is not None and mean is not None and var is not None:
+        """Add the statistics (T, F) of one batch, from step t_start on, to the estimate or the moving average."""
+        if mean is None or var is None:
+            return
+        if self.average is not None:
             self.average.add(t_start, mean, var, batch_sizes)
+        elif self.training and self.running:
+            self._follow(t_start, mean, var, batch_sizes)
+
+    @torch.no_grad()
+    def _follow(self, t_start: int, mean: Tensor, var: Tensor, batch_sizes: list[int] | None) -> None:
+        """Move the running averages towards the statistics of a batch."""
+        steps = counted_steps(t_start, min(len(mean), self.t_max - t_start), batch_sizes)
+        kept, end = steps.stop - steps.start, steps.stop
+        if kept <= 0:
+            return
+        self.num_batches_tracked[steps] += 1
+        weight = self.num_batches_tracked[steps, None].to(self.pop_mean.dtype).reciprocal().clamp_min(self.momentum)
+        for average, value in ((self.pop_mean, mean), (self.pop_var, var)):
+            value = value[:kept].to(average.dtype)
+            # Not lerp alone: a state_dict without an estimate has brought a NaN.
+            average[steps] = torch.where(weight == 1, value, average[steps].lerp(value, weight))
+            if end < self.t_max:  # steps that no batch has reached yet repeat the last one
+                first = self.num_batches_tracked[end] == 0
+                average[end:] = torch.where(first, average[end - 1], average[end:])
 
     def forward(
         self,
@@ -144,6 +199,13 @@ class SequenceBatchNorm(nn.Module):
         return x, weight, self.gamma, bias, self.population(t_start, len(x))
 
 
+def counted_steps(t_start: int, num_steps: int, batch_sizes: list[int] | None) -> slice:
+    """Of steps from t_start on, those with more than one sequence: the variance of a single one says nothing."""
+    if batch_sizes is not None:
+        num_steps = min(num_steps, sum(n > 1 for n in batch_sizes))
+    return slice(t_start, t_start + num_steps)
+
+
 class PopulationAverage:
     """Averages the means and the variances of batches at each time step. All batches have the same weight."""
 
@@ -163,10 +225,8 @@ class PopulationAverage:
 
         Steps beyond t_max are ignored, and steps with a single sequence, because its variance is always 0.
         """
-        kept = len(self.mean[t_start : t_start + len(mean)])
-        if batch_sizes is not None:
-            kept = min(kept, sum(n > 1 for n in batch_sizes))
-        steps = slice(t_start, t_start + kept)
+        steps = counted_steps(t_start, len(self.mean[t_start : t_start + len(mean)]), batch_sizes)
+        kept = steps.stop - steps.start
         self.mean[steps] += mean[:kept]
         self.var[steps] += var[:kept]
         self.count[steps] += 1
@@ -174,114 +234,17 @@ class PopulationAverage:
     def write(self, norm: SequenceBatchNorm) -> None:
         """Store the averages in the module. Steps that no sequence reached get the statistics of the last reached step.
 
-        Raises BnrnnError if no batch was added.
+        In a torch.distributed process group, the averages are over the batches of all processes, and every process must
+        call this. Raises BnrnnError if no batch was added.
         """
+        if dist.is_available() and dist.is_initialized():
+            for total in (self.mean, self.var, self.count):
+                dist.all_reduce(total)
         num_seen = int((self.count > 0).sum())
         if num_seen == 0:
             raise BnrnnError("estimating population statistics needs at least one batch of training inputs, got none")
         t = torch.arange(norm.t_max, device=self.mean.device).clamp_max(num_seen - 1)
         norm.pop_mean.copy_((self.mean / self.count)[t])
         norm.pop_var.copy_((self.var / self.count)[t])
-
-
-def _norms(model: nn.Module) -> list[SequenceBatchNorm]:
-    return [module for module in model.modules() if isinstance(module, SequenceBatchNorm)]
-
-
-def has_batch_norm(model: nn.Module) -> bool:
-    """Whether the model has batch normalization, so that batch and population statistics give different outputs."""
-    return bool(_norms(model))
-
-
-def has_step_statistics(model: nn.Module) -> bool:
-    """Whether the model has statistics for each time step; these can be averaged over time (`shared_statistics`)."""
-    return any(not norm.over_time for norm in _norms(model))
-
-
-@contextmanager
-def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Context manager in which a model in evaluation mode normalizes with the statistics of the current batch.
-
-    The population statistics are not changed.
-    """
-    norms = _norms(model)
-    for norm in norms:
-        norm.use_batch_statistics = True
-    try:
-        yield
-    finally:
-        for norm in norms:
-            norm.use_batch_statistics = False
-
-
-@contextmanager
-def shared_statistics(model: nn.Module) -> Iterator[None]:
-    """Context manager in which all time steps use the same population statistics: the average over the steps."""
-    norms = _norms(model)
-    kept = [(norm.pop_mean.clone(), norm.pop_var.clone()) for norm in norms]
-    for norm in norms:
-        norm.pop_mean.copy_(norm.pop_mean.mean(0).expand_as(norm.pop_mean))
-        norm.pop_var.copy_(norm.pop_var.mean(0).expand_as(norm.pop_var))
-    try:
-        yield
-    finally:
-        for norm, (mean, var) in zip(norms, kept, strict=True):
-            norm.pop_mean.copy_(mean)
-            norm.pop_var.copy_(var)
-
-
-def estimated_together(model: nn.Module) -> list[list[SequenceBatchNorm]]:
-    """Group the norms by the training-set pass that estimates them.
-
-    One pass estimates all norms. A model that has sequence-wise and step-wise norms needs a second pass for the
-    step-wise ones. Reason: in each batch, sequence-wise normalization shifts a token that is the same in all sequences
-    by a different amount. At the step of this token the following step-wise norm sees almost no variance within a
-    batch. If its statistics came from the first pass, evaluation would divide the remaining shift by this tiny
-    deviation.
-    """
-    norms = _norms(model)
-    steps = [norm for norm in norms if not norm.over_time]
-    return [norms, steps] if 0 < len(steps) < len(norms) else [norms]
-
-
-@torch.no_grad()
-def estimate_population_statistics(model: nn.Module, inputs: Iterable[Any]) -> None:
-    """Fill every `pop_mean` and `pop_var` of the model from a pass over `inputs`, the training set.
-
-    As in Cooijmans et al. 2016, section 3, they are the averages of the minibatch statistics at each time step. The
-    model runs in evaluation mode, hence without dropout, but with batch statistics; afterwards it is in the mode that
-    it was in before. Models with both sequence-wise and step-wise norms need two passes (`estimated_together`).
-
-    Args:
-        inputs: batches, each of which is passed to the model as its only argument.
-
-    Raises BnrnnError if there is no batch, or if such a model gets an iterator, which allows one pass only.
-    """
-    groups = estimated_together(model)
-    if len(groups) > 1 and iter(inputs) is inputs:
-        raise BnrnnError("population statistics of this model need two passes: pass a list of batches, not an iterator")
-    for norms in groups:
-        with collecting_statistics(model, norms):
-            for x in inputs:
-                model(x)
-
-
-@contextmanager
-def collecting_statistics(model: nn.Module, norms: list[SequenceBatchNorm]) -> Iterator[None]:
-    """Context manager that estimates the population statistics of these norms from the batches run inside it.
-
-    Callers use it instead of `estimate_population_statistics` if they carry a state from batch to batch.
-    """
-    was_training = model.training
-    model.eval()
-    for norm in norms:
-        norm.average = PopulationAverage(norm)
-    try:
-        yield
-        for norm in norms:
-            assert norm.average is not None
-            norm.average.write(norm)
-    finally:
-        for norm in norms:
-            norm.average = None
-        model.train(was_training)
+        if norm.running:
+            norm.num_batches_tracked.clamp_min_(1)

@@ -52,6 +52,9 @@ class RHN(RecurrentLayer):
         self.bias = nn.Parameter(torch.zeros(depth, self.num_gates * hidden_size))
         self.reset_parameters()
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, depth={self.depth}, coupled={self.num_gates == 2}"
+
     def reset_parameters(self) -> None:
         """Draw weights uniformly from ±1/sqrt(H) and reset the biases (see `reset_bias`)."""
         super().reset_parameters()

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,13 +10,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from bnrnn.errors import BnrnnError
-from bnrnn.layers.base import RecurrentLayer, State, check_values
-from bnrnn.layers.bn_lstm import BNLSTM
-from bnrnn.layers.input_bn_lstm import InputBNLSTM
-from bnrnn.layers.lstm import LSTM as PlainLSTM
-
-NORMS = {"batch": BNLSTM, "input_batch": InputBNLSTM}
+from bnrnn.errors import BnrnnError, check_size
+from bnrnn.layers import nn_lstm
+from bnrnn.layers.base import RecurrentLayer, State, check_type, check_values
 
 
 class Stack(nn.Module):
@@ -49,14 +44,13 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if size < 1:
-                raise BnrnnError(f"{name} must be at least 1, got {size}")
+            check_size(name, size)
         if not 0 <= dropout <= 1:
             raise BnrnnError(f"dropout, the probability of setting an output to 0, must be in 0 ... 1, got {dropout}")
         if dropout and num_layers == 1:
             warnings.warn("dropout has no effect: it acts between layers, and num_layers is 1", stacklevel=3)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.bidirectional, self.dropout = bidirectional, dropout
+        self.bidirectional, self.dropout, self.t_max = bidirectional, dropout, t_max
         self.num_directions = 2 if bidirectional else 1
         sizes = [input_size] + [self.num_directions * hidden_size] * (num_layers - 1)
         layers = [layer(size, hidden_size, t_max=t_max) for size in sizes for _ in range(self.num_directions)]
@@ -64,6 +58,10 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(layers)
         for single in layers:
             single.checks_finite = False  # the stack checks its own input; a later NaN means that training diverged
+
+    def extra_repr(self) -> str:
+        options = {name: getattr(self, name) for name in ("num_layers", "bidirectional", "dropout", "t_max")}
+        return ", ".join([str(self.input_size), str(self.hidden_size), *(f"{k}={v}" for k, v in options.items() if v)])
 
     def forward(
         self,
@@ -83,6 +81,7 @@ class Stack(nn.Module):
 
         Raises BnrnnError if the state or lengths do not match x, and for t_start in a bidirectional stack.
         """
+        check_type(x)
         if t_start and self.bidirectional:
             raise BnrnnError(f"t_start={t_start}: a bidirectional stack needs the whole sequence at once")
         if state is None:
@@ -180,6 +179,9 @@ class LSTM(Stack):
         input_statistics: "frame" normalizes the input product over the batch at each time step, "sequence" over batch
             and time (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21). Padding never counts.
         gamma_init: initial gamma. None uses the one of the paper: 0.1 for "batch", 1 for "input_batch".
+        statistics: of the population, for evaluation. "exact": `estimate_population_statistics` computes them after
+            training; "running": they are averaged during training, so that `eval()` works at any time.
+        momentum: weight of the newest batch in running statistics, as in torch.nn.BatchNorm1d.
 
     Raises BnrnnError for arguments that contradict each other.
     """
@@ -201,15 +203,19 @@ class LSTM(Stack):
         t_max: int | None = None,
         input_statistics: str = "frame",
         gamma_init: float | None = None,
+        statistics: str = "exact",
+        momentum: float = 0.1,
     ) -> None:
         if proj_size:
             raise BnrnnError(f"proj_size={proj_size} is not supported: use 0 and apply a linear layer to the output")
-        layer = _single_layer(norm, bias, t_max, input_statistics, gamma_init)
+        options = {"input_statistics": input_statistics, "statistics": statistics, "momentum": momentum}
+        layer = nn_lstm.single_layer(norm, bias, t_max, options, gamma_init)
         if t_max is None:
             t_max = 1  # there are no statistics per time step, so the value does not matter
         super().__init__(layer, input_size, hidden_size, num_layers, bidirectional, dropout, t_max)
         self.bias, self.batch_first, self.norm = bias, batch_first, norm
-        self.register_load_state_dict_pre_hook(_rename_from_nn_lstm)
+        self.register_load_state_dict_pre_hook(nn_lstm.rename_from)
+        self.register_state_dict_post_hook(nn_lstm.rename_to)
         self.to(device=device, dtype=dtype)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]: the names are those of nn.LSTM
@@ -236,6 +242,11 @@ class LSTM(Stack):
                     "step 0: pass a padded tensor"
                 )
             return self._forward_packed(input, hx)
+        check_type(input, "input")
+        if not input.is_floating_point():
+            raise BnrnnError(
+                f"input must be floating point as nn.LSTM's, got {input.dtype}: ids go through an nn.Embedding"
+            )
         if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
             batched = "(B, T, I)" if self.batch_first else "(T, B, I)"
             raise BnrnnError(
@@ -267,51 +278,21 @@ class LSTM(Stack):
         y = PackedSequence(pack_padded_sequence(y, lengths).data, batch_sizes, order, back)
         return y, state if back is None else tuple(s.index_select(1, back) for s in state)
 
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """nn.LSTM's: the parameters of each layer and direction."""
+        return [list(of_layer.values()) for of_layer in nn_lstm.parameters(self)]
+
+    def __getattr__(self, name: str) -> Any:
+        """Parameters by nn.LSTM's names, such as weight_hh_l0, too. `bias_hh_l0` is 0: there is one bias here."""
+        if name.startswith(("weight_ih_l", "weight_hh_l", "bias_ih_l", "bias_hh_l")):
+            for of_layer in nn_lstm.parameters(self):
+                if name in of_layer:
+                    return of_layer[name]
+        return super().__getattr__(name)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", norm={self.norm!r}" if self.norm else "")
+
     def flatten_parameters(self) -> None:
         """Do nothing. It exists because programs written for nn.LSTM call it."""
-
-
-def _single_layer(
-    norm: str | None, bias: bool, t_max: int | None, input_statistics: str, gamma_init: float | None
-) -> Callable[..., RecurrentLayer]:
-    """The function that builds one layer of one direction of an `LSTM`. Raises BnrnnError for contradictions."""
-    if input_statistics not in ("frame", "sequence"):
-        raise BnrnnError(f"input_statistics={input_statistics!r} is unknown: use 'frame' or 'sequence'")
-    if norm is None:
-        if input_statistics != "frame" or gamma_init is not None:
-            raise BnrnnError("input_statistics and gamma_init need a normalization: set norm, or leave them out")
-        return partial(PlainLSTM, bias=bias)
-    if norm not in NORMS:
-        raise BnrnnError(f"norm={norm!r} is unknown: use None, {', '.join(map(repr, NORMS))}")
-    if t_max is None and (norm, input_statistics) != ("input_batch", "sequence"):
-        raise BnrnnError(
-            f"norm={norm!r} keeps population statistics for every time step: set t_max, the length of the training "
-            "sequences (only norm='input_batch' with input_statistics='sequence' needs none)"
-        )
-    options: dict[str, Any] = {"input_statistics": input_statistics}
-    if gamma_init is not None:
-        options["gamma_init"] = gamma_init
-    if norm == "batch":
-        options["bias"] = bias
-    elif not bias:
-        raise BnrnnError("norm='input_batch' needs bias=True: the bias is the shift of the normalization")
-    return partial(NORMS[norm], **options)
-
-
-def _rename_from_nn_lstm(lstm: LSTM, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Rename the entries of a torch.nn.LSTM's state_dict to ours before loading.
-
-    Other entries keep their names, so that strict loading reports them.
-    """
-    for k in range(len(lstm.layers)):
-        n, d = divmod(k, lstm.num_directions)
-        theirs = {
-            name: f"{prefix}{name}_l{n}{'_reverse' * d}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        }
-        ours = f"{prefix}layers.{k}."
-        for name in ("weight_ih", "weight_hh"):
-            if theirs[name] in state_dict:
-                state_dict[ours + name] = state_dict.pop(theirs[name])
-        biases = [theirs["bias_ih"], theirs["bias_hh"]]
-        if lstm.bias and all(name in state_dict for name in biases):
-            state_dict[ours + "bias"] = state_dict.pop(biases[0]) + state_dict.pop(biases[1])

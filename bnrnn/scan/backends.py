@@ -21,9 +21,13 @@ import torch
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.native.build import library
+from bnrnn.scan.tracing import exporting, transformed
 
 ENGINES = ("reference", "fused", "cpu", "triton")
 BACKENDS = ("auto", *ENGINES)
+OUTSIDE = (
+    "on a GPU the scan stays outside of compiled programs: for fullgraph=True, bnrnn.scan.set_backend('reference')"
+)
 _chosen = "auto"
 
 
@@ -47,6 +51,10 @@ def backend(device: torch.device, dtype: torch.dtype) -> str:
 
     Raises BnrnnError if the engine selected with `set_backend` does not support them.
     """
+    if transformed():
+        if _chosen not in ("auto", "reference"):
+            raise BnrnnError(f"backend={_chosen} cannot run within torch.func: use auto or reference")
+        return "reference"
     fits = device.type == "cpu" and dtype == torch.float32
     if _chosen == "auto" and fits:
         return "cpu" if _has(library) else "reference"
@@ -60,6 +68,16 @@ def backend(device: torch.device, dtype: torch.dtype) -> str:
     if _chosen != "auto":
         return _chosen
     return "triton" if device.type == "cuda" and on_triton and _has(triton_engine) else "reference"
+
+
+def recorded(device: torch.device) -> str:
+    """How a scan enters a program that torch records: as its `reference`, as one `operator`, or not (`outside`).
+
+    The operator runs the engine `cpu`, or `fused` where that cannot run (see operator.py).
+    """
+    if exporting() or _chosen == "reference":
+        return "reference"
+    return "operator" if device.type == "cpu" else "outside"
 
 
 def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype | None:

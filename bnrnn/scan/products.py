@@ -6,6 +6,7 @@ from torch import Tensor
 
 from bnrnn.scan.backends import backend
 from bnrnn.scan.native import linear as native
+from bnrnn.scan.tracing import traced
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -16,6 +17,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not x.is_floating_point():
         return F.embedding(x, weight.t().contiguous())  # the product with a one-hot row is a column of W
     fits = x.dim() == 3 and (x.shape[2], x.dtype, x.device) == (weight.shape[1], weight.dtype, weight.device)
-    plain = torch.is_autocast_enabled(x.device.type) or not fits  # torch raises the error for wrong shapes
+    plain = traced() or torch.is_autocast_enabled(x.device.type) or not fits  # torch raises the error for wrong shapes
     run = F.linear if plain or backend(x.device, x.dtype) != "cpu" else native.linear
     return run(x, weight, bias)

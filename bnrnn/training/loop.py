@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bnrnn.data.base import SequenceData
 from bnrnn.inputs import Batch
-from bnrnn.layers.norm import batch_statistics, collecting_statistics, estimated_together, has_batch_norm
+from bnrnn.layers.population import batch_statistics, collecting_statistics, estimated_together, has_batch_norm
 from bnrnn.metrics import Scores, cross_entropy, error, score, scored_steps, sign
 from bnrnn.training.checkpoint import random_state, set_random_state
 from bnrnn.training.log import RunLog

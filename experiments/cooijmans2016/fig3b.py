@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from bnrnn.errors import report_errors
 from bnrnn.heap import keep_heap
-from bnrnn.layers.norm import batch_statistics, has_batch_norm
+from bnrnn.layers.population import batch_statistics, has_batch_norm
 from bnrnn.metrics import Scores
 from bnrnn.report import plots
 from bnrnn.report.claims import load_claim

@@ -8,8 +8,8 @@ from bnrnn.errors import BnrnnError
 from bnrnn.layers import base
 from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.input_bn_lstm import InputBNLSTM
-from bnrnn.layers.norm import (
-    SequenceBatchNorm,
+from bnrnn.layers.norm import SequenceBatchNorm
+from bnrnn.layers.population import (
     batch_statistics,
     collecting_statistics,
     estimate_population_statistics,

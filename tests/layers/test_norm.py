@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from bnrnn.errors import BnrnnError
-from bnrnn.layers.norm import (
-    SequenceBatchNorm,
+from bnrnn.layers.norm import SequenceBatchNorm
+from bnrnn.layers.population import (
     collecting_statistics,
     estimate_population_statistics,
     has_batch_norm,

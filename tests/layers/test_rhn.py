@@ -6,7 +6,8 @@ from bnrnn import scan
 from bnrnn.errors import BnrnnError
 from bnrnn.layers import base
 from bnrnn.layers.bn_rhn import BNRHN, PLACES
-from bnrnn.layers.norm import SequenceBatchNorm, batch_statistics, estimate_population_statistics
+from bnrnn.layers.norm import SequenceBatchNorm
+from bnrnn.layers.population import batch_statistics, estimate_population_statistics
 from bnrnn.layers.rhn import RHN
 from bnrnn.layers.stack import Stack
 from tests.helpers import assert_near

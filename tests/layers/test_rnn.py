@@ -3,7 +3,7 @@ from torch import nn
 
 from bnrnn.layers import base
 from bnrnn.layers.bn_rnn import BNRNN
-from bnrnn.layers.norm import estimate_population_statistics
+from bnrnn.layers.population import estimate_population_statistics
 from bnrnn.layers.rnn import RNN
 from tests.helpers import assert_near, without_shape_checks
 

@@ -11,7 +11,8 @@ from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Question
 from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.lstm import LSTM
-from bnrnn.layers.norm import SequenceBatchNorm, batch_statistics, estimate_population_statistics
+from bnrnn.layers.norm import SequenceBatchNorm
+from bnrnn.layers.population import batch_statistics, estimate_population_statistics
 from bnrnn.metrics import cross_entropy
 from bnrnn.models.attentive_reader import AttentiveReader, init_reader
 from tests.helpers import assert_near

@@ -15,7 +15,8 @@ from bnrnn.errors import BnrnnError
 from bnrnn.inputs import END, START, Captioned
 from bnrnn.layers.bn_rhn import BNRHN
 from bnrnn.layers.lstm import LSTM
-from bnrnn.layers.norm import SequenceBatchNorm, estimate_population_statistics
+from bnrnn.layers.norm import SequenceBatchNorm
+from bnrnn.layers.population import estimate_population_statistics
 from bnrnn.layers.rhn import RHN
 from bnrnn.metrics import cross_entropy, score, tokenize
 from bnrnn.models import captioner as captioning

@@ -10,7 +10,7 @@ from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.bn_rnn import BNRNN
 from bnrnn.layers.input_bn_lstm import InputBNLSTM
 from bnrnn.layers.lstm import LSTM
-from bnrnn.layers.norm import estimate_population_statistics
+from bnrnn.layers.population import estimate_population_statistics
 from bnrnn.layers.rnn import RNN
 from bnrnn.models.sequence_model import SequenceModel, init_cooijmans, init_glorot, init_uniform
 from tests.helpers import assert_near
@@ -107,11 +107,11 @@ def test_ids_are_one_hot_rows_in_outputs_and_gradients(layer, options):
         assert (got is None and expected is None) or torch.allclose(got, expected, atol=1e-12)
 
 
-def test_ids_beyond_the_vocabulary_are_refused_with_their_place():
+def test_ids_beyond_the_vocabulary_are_refused_with_their_position():
     model = SequenceModel(LSTM, **SIZES | {"input_size": 7})
     ids = torch.zeros(5, 6, dtype=torch.long)
     ids[3, 2] = 7
-    with pytest.raises(BnrnnError, match=r"ids from 0 to 6, and 7 at time step 3 of sequence 2"):
+    with pytest.raises(BnrnnError, match=r"ids from 0 to 6, got 7 at time step 3 of sequence 2"):
         model(ids)
 
 

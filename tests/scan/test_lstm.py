@@ -343,6 +343,44 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
 
 
 @needs_compiler
+@pytest.mark.parametrize("damage", [b"", b"short", None])
+def test_a_damaged_library_in_the_cache_is_built_again(damage, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "FLAGS", [*build.FLAGS, "-O0"])
+    build.library.cache_clear()
+    build.library()
+    (path,) = (tmp_path / "bnrnn").iterdir()
+    content = path.read_bytes()
+    broken = tmp_path / "broken"  # put in its place as a whole: this process has the file mapped
+    broken.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:] if damage is None else damage)
+    broken.replace(path)
+    build.library.cache_clear()
+    assert_agrees("cpu", problem(2, 4, 3))
+    (path,) = (tmp_path / "bnrnn").iterdir()
+    assert len(path.read_bytes()) == len(content)
+    before = path.stat().st_mtime_ns
+    build.library.cache_clear()
+    build.library()
+    assert path.stat().st_mtime_ns == before  # intact: not built again
+
+
+@needs_compiler
+def test_where_the_library_cannot_be_loaded_the_reference_runs_and_says_so_once(monkeypatch, tmp_path, caplog):
+    compiler = tmp_path / "compiler"  # it writes what is no library
+    compiler.write_text('#!/bin/sh\nfor a; do last=$a; done\necho no library > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build.library.cache_clear()
+    backends._has.cache_clear()
+    assert [scan.backend(torch.device("cpu"), torch.float32) for _ in range(2)] == ["reference"] * 2
+    (message,) = caplog.messages
+    assert "cannot be loaded" in message and "The reference runs instead" in message
+    with pytest.raises(BnrnnError, match="cannot be loaded"):
+        scan.set_backend("cpu")
+
+
+@needs_compiler
 def test_an_engine_that_cannot_run_is_an_error(monkeypatch):
     with pytest.raises(BnrnnError, match="backend=gpu is unknown: use auto, reference, fused, cpu"):
         scan.set_backend("gpu")

@@ -7,7 +7,7 @@ from torch import nn
 from bnrnn.config import compose_config
 from bnrnn.data.language import Streams
 from bnrnn.errors import BnrnnError
-from bnrnn.layers.norm import batch_statistics, collecting_statistics, estimated_together, shared_statistics
+from bnrnn.layers.population import batch_statistics, collecting_statistics, estimated_together, shared_statistics
 from bnrnn.metrics import cross_entropy
 from bnrnn.train import train
 from bnrnn.training.checkpoint import MODEL, load

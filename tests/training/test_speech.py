@@ -12,7 +12,8 @@ from bnrnn.data.timit import TimitSample
 from bnrnn.inputs import IGNORE, Padded
 from bnrnn.layers.input_bn_lstm import InputBNLSTM
 from bnrnn.layers.lstm import LSTM
-from bnrnn.layers.norm import SequenceBatchNorm, batch_statistics, estimate_population_statistics
+from bnrnn.layers.norm import SequenceBatchNorm
+from bnrnn.layers.population import batch_statistics, estimate_population_statistics
 from bnrnn.metrics import cross_entropy, error, scored_steps
 from bnrnn.models.sequence_model import SequenceModel, init_glorot
 from bnrnn.train import train

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
+from bnrnn.scan import operator
 from bnrnn.scan.arguments import check_sizes, check_tensors, raised, statistics_by_name
-from bnrnn.scan.backends import backend, product_dtype, triton_engine
+from bnrnn.scan.backends import OUTSIDE, backend, product_dtype, recorded, triton_engine
 from bnrnn.scan.lstm import reference
 from bnrnn.scan.lstm.cpu import CpuSteps
-from bnrnn.scan.lstm.fused import Steps, fused_scan
+from bnrnn.scan.lstm.fused import PARAMETERS, Steps, fused_scan, prepare
 from bnrnn.scan.lstm.reference import Options, Result, Statistics
 from bnrnn.scan.products import linear
+from bnrnn.scan.tracing import traced
 
 
 def lstm_scan(
@@ -49,7 +51,10 @@ def lstm_scan(
             options["population"] = Statistics(*map(raised, population))
     _check(x_proj, {"h": h, "c": c, "weight_hh": weight_hh, "weight_ih": weight_ih, **options})
     with torch.autocast(x_proj.device.type, enabled=False):
-        name = backend(x_proj.device, options.get("product_dtype") or x_proj.dtype)
+        if traced():
+            name = recorded(x_proj.device)
+        else:
+            name = backend(x_proj.device, options.get("product_dtype") or x_proj.dtype)
         if weight_ih is not None:
             y, (h, c), used = fused_scan(CpuSteps, x_proj, h, c, weight_hh, weight_ih=weight_ih, **options)
         else:
@@ -61,7 +66,7 @@ def lstm_scan(
 
 def _has_one_feature(x: Tensor, weight_ih: Tensor) -> bool:
     """Whether x has one feature and the engine can take x directly, without storing its product with weight_ih."""
-    if x.dim() != 3 or x.shape[2] != 1 or x.requires_grad or torch.is_autocast_enabled(x.device.type):
+    if traced() or x.dim() != 3 or x.shape[2] != 1 or x.requires_grad or torch.is_autocast_enabled(x.device.type):
         return False
     return x.dtype == weight_ih.dtype and backend(x.device, x.dtype) == "cpu"
 
@@ -90,8 +95,12 @@ def _engine(name: str, overwrite: bool, replicated: bool) -> Callable[..., Resul
     if name == "triton":
         scan = triton_engine().triton_scan  # its tensors always have the leading axis R
         return scan if replicated else partial(_one_replica, scan)
+    if name == "outside":
+        return torch.compiler.disable(lstm_scan, reason=OUTSIDE)  # pyright: ignore[reportReturnType]
     if name == "reference":
         scan = reference.lstm_scan
+    elif name == "operator":
+        scan = _operator_scan
     else:
         scan = partial(fused_scan, {"cpu": CpuSteps, "fused": Steps}[name], overwrite=overwrite)
     return partial(_one_by_one, scan) if replicated else scan
@@ -127,3 +136,36 @@ def _one_by_one(scan: Callable[..., Result], *args: Tensor, **options: Any) -> R
     h, c = (torch.stack(values) for values in zip(*states, strict=True))
     stacked = (None if values[0] is None else torch.stack(values) for values in zip(*used, strict=True))
     return torch.stack(ys), (h, c), Statistics(*stacked)
+
+
+def _operator_scan(
+    x_proj: Tensor, h: Tensor, c: Tensor, weight_hh: Tensor, population: Statistics | None = None, **options: Any
+) -> Result:
+    tensors = {"x_proj": x_proj, "h": h, "c": c, "weight_hh": weight_hh}
+    tensors |= {name: options.pop(name, None) for name in PARAMETERS}
+    y, c, used = operator.scan("lstm", tensors, population, options)
+    return y, (y[-1], c), used
+
+
+def _prepare(given: dict[str, Tensor], keep: bool, product_dtype: torch.dtype | None, **options: Any) -> Steps:
+    x_proj = given["x_proj"]
+    fits = backend(x_proj.device, product_dtype or x_proj.dtype) == "cpu"
+    population = {name: given.pop(name) for name in Statistics._fields if name in given}
+    return prepare(
+        CpuSteps if fits else Steps,
+        **given,  # pyright: ignore[reportArgumentType]
+        population=Statistics(**population) if population else None,
+        product_dtype=product_dtype,
+        with_grad=keep,
+        **options,
+    )
+
+
+def _shapes(given: dict[str, Tensor], statistics: list[str], keep: bool) -> list[tuple[int, ...]]:
+    T, B, G = given["x_proj"].shape
+    H = G // 4
+    kept = [(T, B, G), (T, B, G), (T, B, H)] if keep else []
+    return [(T, B, H), (B, H), *((T, H if name.endswith("_c") else G) for name in statistics), *kept]
+
+
+operator.RECURRENCES["lstm"] = operator.Recurrence(_prepare, _shapes, Statistics, kept=("x", "u", "c"))

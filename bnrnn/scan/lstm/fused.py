@@ -19,9 +19,10 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from bnrnn.scan.arguments import only_once
 from bnrnn.scan.lstm.reference import Options, Result, Statistics
+from bnrnn.scan.native.build import plain
 from bnrnn.scan.norm.reference import standardize, through_norm
 
 PARAMETERS = ("gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c")
@@ -141,6 +142,19 @@ class Steps:
         self.u[t, counted:] = 0
         self.x[t, counted:] = 0
 
+    def results(self) -> tuple[Tensor, Tensor]:
+        """y and the last c, after the forward pass."""
+        return self.y, self.c[-1].clone()
+
+    def gradients(self, dy: Tensor, dlast: Tensor) -> dict[str, Tensor | None]:
+        """Gradients with respect to the scan's arguments, by name, given those of `results`; spends the buffers."""
+        dc = plain(dlast).clone()
+        dh = torch.zeros_like(dc)
+        added_to = {"weight_ih": self.weight_ih, **self.parameters}
+        grads = {name: torch.zeros_like(p) for name, p in added_to.items() if p is not None}
+        self.backward(plain(dy), dh, dc, grads)
+        return {"x_proj": self.x if self.weight_ih is None else None, "h": dh, "c": dc, **grads}
+
 
 class _Scan(torch.autograd.Function):
     @staticmethod
@@ -149,23 +163,19 @@ class _Scan(torch.autograd.Function):
         # Autograd raises an error if one of these is changed before the backward pass.
         ctx.save_for_backward(steps.y, *inputs[3:5])
         ctx.steps = steps
-        return steps.y, steps.c[-1].clone()
+        return steps.results()
 
     @staticmethod
-    @once_differentiable
+    @only_once
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         _ = ctx.saved_tensors
         steps = ctx.steps
         if steps is None:
             raise RuntimeError("this scan was already run backward, which freed its buffers: run it forward again")
         ctx.steps = None
-        dy, dc = given[0].contiguous(), given[1].clone(memory_format=torch.contiguous_format)
-        dh = torch.zeros_like(dc)
-        added_to = {"weight_ih": steps.weight_ih, **steps.parameters}
-        grads = {name: torch.zeros_like(p) for name, p in added_to.items() if p is not None}
-        steps.backward(dy, dh, dc, grads)
-        dx = steps.x if steps.weight_ih is None else None
-        return None, dx, dh, dc, *(grads.get(name) for name in ("weight_hh", "weight_ih", *PARAMETERS))
+        grads = steps.gradients(*given)
+        names = ("x_proj", "h", "c", "weight_hh", "weight_ih", *PARAMETERS)
+        return None, *(grads.get(name) for name in names)
 
 
 def fused_scan(
@@ -187,12 +197,35 @@ def fused_scan(
 
     A second backward pass through the same scan raises RuntimeError.
     """
+    inputs = (x_proj, h, c, weight_hh, weight_ih, *(options.get(name) for name in PARAMETERS))
+    with_grad = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs)
+    steps = prepare(engine, *inputs[:5], with_grad=with_grad, overwrite=overwrite, **options)
+    if with_grad:
+        y, c = _Scan.apply(steps, *inputs)
+    else:
+        steps.forward()
+        y, c = steps.y, steps.c[-1]
+    return y, (y[-1], c), steps.statistics
+
+
+def prepare(
+    engine: type[Steps],
+    x_proj: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weight_hh: Tensor,
+    weight_ih: Tensor | None = None,
+    *,
+    with_grad: bool,
+    overwrite: bool = False,
+    **options: Unpack[Options],
+) -> Steps:
+    """The steps of `fused_scan` with these arguments, to be run."""
     T, B, _ = x_proj.shape
     G, H = weight_hh.shape
     given = {name: options.get(name) for name in PARAMETERS}
     inputs = (x_proj, h, c, weight_hh, weight_ih, *given.values())
-    with_grad = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs)
-    constant = [None if v is None else v.detach().contiguous() for v in inputs]
+    constant = [None if v is None else plain(v.detach()) for v in inputs]
     x, h_0, c_0, weight, of_input, *parameters = constant
     assert x is not None and h_0 is not None and c_0 is not None and weight is not None
     if weight_ih is None and not overwrite and x.data_ptr() == x_proj.data_ptr():
@@ -201,11 +234,11 @@ def fused_scan(
     sizes = [(name, size) for name, size in (("gamma_ih", G), ("gamma_hh", G), ("gamma_c", H)) for _ in range(2)]
     used = Statistics(
         *(
-            None if given[name] is None else x.new_empty(T, size) if value is None else value.contiguous()
+            None if given[name] is None else x.new_empty(T, size) if value is None else plain(value)
             for (name, size), value in zip(sizes, population or Statistics(), strict=True)
         )
     )
-    steps = engine(
+    return engine(
         x=x,
         u=x.new_empty(T, B, G) if with_grad else None,
         c=x.new_empty(T, B, H),
@@ -222,9 +255,3 @@ def fused_scan(
         ended_count=options.get("ended_count", False),
         product_dtype=options.get("product_dtype") or weight.dtype,
     )
-    if with_grad:
-        y, c = _Scan.apply(steps, *inputs)
-    else:
-        steps.forward()
-        y, c = steps.y, steps.c[-1]
-    return y, (y[-1], c), used

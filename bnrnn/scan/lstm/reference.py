@@ -105,8 +105,8 @@ def lstm_scan(
 
 
 def _first(x: Tensor, n: int) -> Tensor:
-    return x if n == len(x) else x[:n]  # a slice of all rows would still copy its gradient
+    return x if n == x.shape[0] else x[:n]  # a slice of all rows would still copy its gradient
 
 
 def _rest_kept(new: Tensor, old: Tensor) -> Tensor:
-    return new if len(new) == len(old) else torch.cat([new, old[len(new) :]])
+    return new if new.shape[0] == old.shape[0] else torch.cat([new, old[new.shape[0] :]])

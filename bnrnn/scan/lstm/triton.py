@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from bnrnn.scan.arguments import only_once
 from bnrnn.scan.lstm.fused import PARAMETERS
 from bnrnn.scan.lstm.reference import Statistics
 from bnrnn.scan.lstm.triton_kernels import backward_step, forward_step
@@ -104,7 +104,7 @@ class _TritonScan(torch.autograd.Function):
         return y, c
 
     @staticmethod
-    @once_differentiable
+    @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         _ = ctx.saved_tensors  # autograd raises an error here if the weights were changed after the forward pass
         ws: Workspace = ctx.lease.workspace

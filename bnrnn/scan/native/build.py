@@ -23,6 +23,7 @@ SCAN = Path(__file__).parents[1]
 KERNELS = SCAN / "native/kernels.cpp"  # includes all others
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"]
 FLAGS += ["-shared", "-fPIC"]
+FLAGS += os.environ.get("BNRNN_CXXFLAGS", "").split()  # `make sanitize` builds with others
 
 
 def sources() -> list[Path]:
@@ -44,10 +45,24 @@ def _processor() -> str:
     return platform.machine() + next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _build(command: str, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as part:
-        built = Path(part) / path.name
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _intact(folder: Path, key: str) -> Path | None:
+    """A library of the cache that was built from these sources and is what its name says; damaged ones are removed."""
+    for path in sorted(folder.glob(f"kernels-{key}-*.so")):
+        if _digest(path) == path.stem.rpartition("-")[2]:
+            return path
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _build(command: str, folder: Path, key: str) -> Path:
+    """The library, built. Its name ends with the hash of its content, by which `_intact` knows it again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as part:
+        built = Path(part) / "kernels.so"
         for openmp in (["-fopenmp"], []):  # not every compiler has OpenMP; without it the kernels use one thread
             run = subprocess.run(
                 [command, *FLAGS, *openmp, str(KERNELS), "-o", str(built)], capture_output=True, text=True
@@ -56,7 +71,9 @@ def _build(command: str, path: Path) -> None:
                 break
         else:
             raise BnrnnError(f"backend=cpu: {command} could not build its kernels: {run.stderr.strip()[:2000]}")
-        os.replace(built, path)  # several processes may build at once; their results are equal
+        path = folder / f"kernels-{key}-{_digest(built)}.so"
+        os.replace(built, path)  # several processes may build at once; each result is intact
+        return path
 
 
 @cache
@@ -68,16 +85,22 @@ def library() -> ctypes.CDLL:
     identity = [*(path.read_text() for path in sources()), *FLAGS, command, _processor()]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bnrnn"
-    path = folder / f"kernels-{key}.so"
-    if not path.exists():
-        try:
-            _build(command, path)
-        except OSError as error:
-            raise BnrnnError(f"backend=cpu: {path} cannot be written ({error}): set XDG_CACHE_HOME") from error
-    kernels = ctypes.CDLL(str(path))
+    try:
+        path = _intact(folder, key) or _build(command, folder, key)
+    except OSError as error:
+        raise BnrnnError(f"backend=cpu: {folder} cannot be written ({error}): set XDG_CACHE_HOME") from error
+    try:
+        kernels = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BnrnnError(f"backend=cpu: {path} cannot be loaded ({error}): set XDG_CACHE_HOME") from error
     kernels.bnrnn_lstm_packed_size.restype = ctypes.c_int64
     kernels.bnrnn_peak.restype, kernels.bnrnn_peak.argtypes = ctypes.c_float, [ctypes.c_int64]
     return kernels
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor as kernels read it: contiguous, and negative where a flag alone says so (parts of complex numbers)."""
+    return tensor.resolve_neg().contiguous()
 
 
 def address(tensor: Tensor | None) -> int | None:

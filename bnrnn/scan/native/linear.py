@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from bnrnn.scan.native.build import library, pointer
+from bnrnn.scan.arguments import only_once
+from bnrnn.scan.native.build import library, plain, pointer
 
 
 def product(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
@@ -31,16 +31,16 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        x, weight = x.contiguous(), weight.contiguous()
+        x, weight = plain(x), plain(weight)
         ctx.save_for_backward(x, weight)
         y = product(x.flatten(0, -2), weight.t())
         return (y if bias is None else y.add_(bias)).unflatten(0, x.shape[:-1])
 
     @staticmethod
-    @once_differentiable
+    @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         x, weight = ctx.saved_tensors
-        dy = grads[0].contiguous().flatten(0, -2)
+        dy = plain(grads[0]).flatten(0, -2)
         dx = product(dy, weight).view_as(x) if ctx.needs_input_grad[0] else None
         return dx, outer(dy, x.flatten(0, -2)), dy.sum(0) if ctx.needs_input_grad[2] else None
 

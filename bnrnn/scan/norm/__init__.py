@@ -6,7 +6,9 @@ from torch import Tensor
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.arguments import check_sizes, check_tensors, raised
 from bnrnn.scan.backends import backend
+from bnrnn.scan.native.build import plain
 from bnrnn.scan.norm import cpu, reference
+from bnrnn.scan.tracing import traced
 
 Result = tuple[Tensor, Tensor, Tensor]
 
@@ -46,7 +48,7 @@ def _normalize(
               "var": (num_statistics, num_features)}  # fmt: skip
     check_tensors(x, shapes, {"gamma": gamma, "beta": beta, "mean": mean, "var": var}, of="x")
     check_sizes(batch_sizes, T, B)
-    if backend(x.device, x.dtype) != "cpu":
+    if traced() or backend(x.device, x.dtype) != "cpu":
         return getattr(reference, name)(x, gamma, beta, eps, population, batch_sizes)
-    beta = None if beta is None else beta.contiguous()
-    return getattr(cpu, name)(x, gamma.contiguous(), beta, eps, population, batch_sizes)
+    beta = None if beta is None else plain(beta)
+    return getattr(cpu, name)(x, plain(gamma), beta, eps, population, batch_sizes)

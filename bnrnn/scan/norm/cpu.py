@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from bnrnn.scan.native.build import address, library, sizes_of
+from bnrnn.scan.arguments import only_once
+from bnrnn.scan.native.build import address, library, plain, sizes_of
 
 
 def _run(name: str, ctx: Any, shape: torch.Size, *tensors: Tensor | None) -> None:
@@ -24,9 +24,9 @@ class _Normalize(torch.autograd.Function):
         population: tuple[Tensor, Tensor] | None, batch_sizes: list[int] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         T, _, F = x.shape
-        x, num_statistics = x.contiguous(), 1 if kind == "norm_over_time" else T
+        x, num_statistics = plain(x), 1 if kind == "norm_over_time" else T
         empty = (x.new_empty(num_statistics, F) for _ in range(2))
-        mean, var = (v.contiguous() for v in population or empty)
+        mean, var = (plain(v) for v in population or empty)
         ctx.kind, ctx.batch, ctx.eps, ctx.batch_sizes = kind, population is None, eps, batch_sizes
         ctx.has_beta = beta is not None
         y = torch.empty_like(x)
@@ -36,10 +36,10 @@ class _Normalize(torch.autograd.Function):
         return y, mean, var
 
     @staticmethod
-    @once_differentiable
+    @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         x, gamma, mean, var = ctx.saved_tensors
-        dy, dx = grads[0].contiguous(), torch.empty_like(x)
+        dy, dx = plain(grads[0]), torch.empty_like(x)
         dgamma, dbeta = torch.zeros_like(gamma), torch.zeros_like(gamma)
         _run("backward", ctx, x.shape, x, gamma, mean, var, dy, dx, dgamma, dbeta)
         return None, dx, dgamma, dbeta if ctx.has_beta else None, None, None, None

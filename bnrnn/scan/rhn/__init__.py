@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
+from bnrnn.scan import operator
 from bnrnn.scan.arguments import check_sizes, check_tensors, raised, statistics_by_name
-from bnrnn.scan.backends import backend, product_dtype, triton_engine
+from bnrnn.scan.backends import OUTSIDE, backend, product_dtype, recorded, triton_engine
 from bnrnn.scan.rhn import reference
 from bnrnn.scan.rhn.cpu import CpuSteps
-from bnrnn.scan.rhn.fused import Steps, rhn_fused_scan
+from bnrnn.scan.rhn.fused import PARAMETERS, Steps, prepare, rhn_fused_scan
 from bnrnn.scan.rhn.reference import Options, Result, RHNStatistics
+from bnrnn.scan.tracing import traced
 
 
 def rhn_scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Unpack[Options]) -> Result:
@@ -30,14 +32,21 @@ def rhn_scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Unpack[Option
             options["population"] = RHNStatistics(*map(raised, population))
     _check(x_proj, {"s": s, "weight": weight, **options})
     with torch.autocast(x_proj.device.type, enabled=False):
-        name = backend(x_proj.device, options.get("product_dtype") or x_proj.dtype)
+        if traced():
+            name = recorded(x_proj.device)
+        else:
+            name = backend(x_proj.device, options.get("product_dtype") or x_proj.dtype)
         if name == "reference":
             run = reference.rhn_scan
+        elif name == "operator":
+            run = _operator_scan
+        elif name == "outside":
+            run = torch.compiler.disable(rhn_scan, reason=OUTSIDE)
         elif name == "triton":
             run = triton_engine("rhn").rhn_triton_scan
         else:
             run = partial(rhn_fused_scan, {"cpu": CpuSteps, "fused": Steps}[name])
-        y, s, used = run(x_proj, s, weight, **options)
+        y, s, used = run(x_proj, s, weight, **options)  # pyright: ignore[reportCallIssue]
     return y.to(given), s.to(of_s), used
 
 
@@ -57,3 +66,34 @@ def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
     check_tensors(x_proj, shapes, given)
     check_tensors(x_proj, shapes, statistics_by_name(given.get("population"), ("x", "s", "z"), given))
     check_sizes(given.get("batch_sizes"), T, B)
+
+
+def _operator_scan(
+    x_proj: Tensor, s: Tensor, weight: Tensor, population: RHNStatistics | None = None, **options: Any
+) -> Result:
+    tensors = {"x_proj": x_proj, "s": s, "weight": weight, **{name: options.pop(name, None) for name in PARAMETERS}}
+    return operator.scan("rhn", tensors, population, options)
+
+
+def _prepare(given: dict[str, Tensor], product_dtype: torch.dtype | None, **options: Any) -> Steps:
+    x_proj = given["x_proj"]
+    fits = backend(x_proj.device, product_dtype or x_proj.dtype) == "cpu"
+    population = {name: given.pop(name) for name in RHNStatistics._fields if name in given}
+    return prepare(
+        CpuSteps if fits else Steps,
+        **given,  # pyright: ignore[reportArgumentType]
+        population=RHNStatistics(**population) if population else None,
+        product_dtype=product_dtype,
+        **{name: options[name] for name in ("eps", "batch_sizes")},
+    )
+
+
+def _shapes(given: dict[str, Tensor], statistics: list[str], keep: bool) -> list[tuple[int, ...]]:
+    (T, B, G), (D, _, H) = given["x_proj"].shape, given["weight"].shape
+    K = len(given["gamma_s"]) if "gamma_s" in given else 0
+    sizes = {"x": (G,), "s": (K, H), "z": (D, G)}
+    kept = [(T, B, G), (T, D, B, G), (T, D, B, H), *[(T, K, B, H)] * (K > 0)] if keep else []
+    return [(T, B, H), (B, H), *((T, *sizes[name[-1]]) for name in statistics), *kept]
+
+
+operator.RECURRENCES["rhn"] = operator.Recurrence(_prepare, _shapes, RHNStatistics, kept=("x", "a", "states", "normal"))

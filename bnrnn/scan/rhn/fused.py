@@ -17,8 +17,9 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from bnrnn.scan.arguments import only_once
+from bnrnn.scan.native.build import plain
 from bnrnn.scan.norm.reference import standardize, through_norm
 from bnrnn.scan.rhn.reference import Options, Result, RHNStatistics
 
@@ -170,26 +171,35 @@ class Steps:
         assert var is not None
         return through_norm(dv, v, gamma, var[place], self.eps, self.batch, dgamma, dbeta)
 
+    def results(self) -> tuple[Tensor, Tensor]:
+        """y and its last step, after the forward pass."""
+        y = self.states[:, -1].clone()
+        return y, y[-1].clone()
+
+    def gradients(self, dy: Tensor, dlast: Tensor) -> dict[str, Tensor | None]:
+        """Gradients with respect to the scan's arguments, by name, given those of `results`; spends the buffers."""
+        ds = plain(dlast).clone()
+        grads = {name: torch.zeros_like(p) for name, p in self.parameters.items() if p is not None}
+        self.backward(plain(dy), ds, grads)
+        return {"x_proj": self.x, "s": ds, "weight": self.weight_gradient(), **grads}
+
 
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, steps: Steps, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         steps.forward()
         ctx.steps = steps
-        y = steps.states[:, -1].clone()
-        return y, y[-1].clone()
+        return steps.results()
 
     @staticmethod
-    @once_differentiable
+    @only_once
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         steps = ctx.steps
         if steps is None:
             raise RuntimeError("this scan was already run backward, which freed its buffers: run it forward again")
         ctx.steps = None
-        dy, ds = given[0], given[1].clone(memory_format=torch.contiguous_format)
-        grads = {name: torch.zeros_like(p) for name, p in steps.parameters.items() if p is not None}
-        steps.backward(dy.contiguous(), ds, grads)
-        return None, steps.x, ds, steps.weight_gradient(), *(grads.get(name) for name in PARAMETERS)
+        grads = steps.gradients(*given)
+        return None, *(grads.get(name) for name in ("x_proj", "s", "weight", *PARAMETERS))
 
 
 def rhn_fused_scan(
@@ -203,24 +213,37 @@ def rhn_fused_scan(
 
     A second backward pass through the same scan raises RuntimeError.
     """
+    steps = prepare(engine, x_proj, s, weight, **options)
+    y, s = _Scan.apply(steps, x_proj, s, weight, *(options.get(name) for name in PARAMETERS))
+    return y, s, steps.statistics
+
+
+def prepare(
+    engine: type[Steps],
+    x_proj: Tensor,
+    s: Tensor,
+    weight: Tensor,
+    **options: Unpack[Options],
+) -> Steps:
+    """The steps of `rhn_fused_scan` with these arguments, to be run."""
     (T, B, G), (D, _, H) = x_proj.shape, weight.shape
     given, population = {name: options.get(name) for name in PARAMETERS}, options.get("population")
-    constant = {name: None if p is None else p.detach().contiguous() for name, p in given.items()}
+    constant = {name: None if p is None else plain(p.detach()) for name, p in given.items()}
     K = 0 if constant["gamma_s"] is None else len(constant["gamma_s"])
     shapes = {"gamma_x": (T, G), "gamma_s": (T, K, H), "gamma_z": (T, D, G)}
     used = [
-        None if given[name] is None else x_proj.new_empty(shape) if value is None else value.contiguous()
+        None if given[name] is None else x_proj.new_empty(shape) if value is None else plain(value)
         for (name, shape), value in zip(
             [pair for pair in shapes.items() for _ in range(2)], population or RHNStatistics(), strict=True
         )
     ]
-    steps = engine(
-        x=x_proj.detach().clone(memory_format=torch.contiguous_format),
+    return engine(
+        x=plain(x_proj.detach()).clone(),
         a=x_proj.new_empty(T, D, B, G),
         states=x_proj.new_empty(T, D, B, H),
         normal=x_proj.new_zeros(T, K, B, H) if K else None,
-        s_0=s.detach().contiguous(),
-        weight=weight.detach().contiguous(),
+        s_0=plain(s.detach()),
+        weight=plain(weight.detach()),
         parameters=constant,
         statistics=RHNStatistics(*used),
         batch=population is None,
@@ -228,5 +251,3 @@ def rhn_fused_scan(
         batch_sizes=options.get("batch_sizes"),
         product_dtype=options.get("product_dtype") or weight.dtype,
     )
-    y, s = _Scan.apply(steps, x_proj, s, weight, *given.values())
-    return y, s, steps.statistics

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from bnrnn.scan.arguments import only_once
 from bnrnn.scan.rhn.fused import PARAMETERS
 from bnrnn.scan.rhn.reference import RHNStatistics
 from bnrnn.scan.rhn.triton_kernels import backward_layer, enter_first, forward_layer, leave_first
@@ -115,7 +115,7 @@ class _TritonScan(torch.autograd.Function):
         return y, s
 
     @staticmethod
-    @once_differentiable
+    @only_once
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         _ = ctx.saved_tensors  # autograd raises an error here if the weights were changed after the forward pass
         ws: Workspace = ctx.lease.workspace

@@ -1,0 +1,133 @@
+"""The scans as one operator of a program that torch.compile makes.
+
+torch.compile would unroll a loop over time, and cannot look into a compiled kernel. It calls this operator instead,
+whatever the length of the sequence: `Steps` of the recurrence (see lstm/fused.py), forward and backward.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Recurrence(NamedTuple):
+    """What the operator has to know of a recurrence."""
+
+    # Makes Steps from tensors by name and options: with buffers for the backward pass if `keep`, and without a copy of
+    # x_proj if `overwrite`.
+    prepare: Callable[..., Any]
+    shapes: Callable[..., list[tuple[int, ...]]]  # of what the operator returns
+    statistics: type  # named tuple of those of the batch or of the population
+    kept: tuple[str, ...]  # fields of Steps that the backward pass needs, beside the statistics and `y`
+
+
+RECURRENCES: dict[str, Recurrence] = {}
+LAYOUT = torch.contiguous_format  # of all that the operator returns, as its fake implementation says
+
+
+def scan(name: str, tensors: Mapping[str, Tensor | None], population: Any, options: dict[str, Any]) -> tuple[Any, ...]:
+    """(y, last state, statistics) of the recurrence of this name, which RECURRENCES has."""
+    kind = RECURRENCES[name]
+    given = {key: value for key, value in tensors.items() if value is not None}
+    keep = torch.is_grad_enabled() and any(v.requires_grad for v in given.values())
+    given |= {key: value for key, value in (population._asdict() if population else {}).items() if value is not None}
+    plain = {"eps": 1e-5, "batch_sizes": None, "ended_count": False, "product_dtype": None} | options
+    y, last, *rest = _scan(name, ",".join(given), list(given.values()), *plain.values(), keep)
+    return y, last, population or kind.statistics(**dict(zip(_statistics(kind, given), rest, strict=False)))
+
+
+def _statistics(kind: Recurrence, given: dict[str, Tensor]) -> list[str]:
+    """Names of the batch's statistics that are returned: of what has a scale, if the population's are not given."""
+    fields = kind.statistics._fields
+    if any(name in given for name in fields):
+        return []
+    return [name for name in fields if f"gamma_{name.partition('_')[2]}" in given]
+
+
+def _options(*values: Any) -> dict[str, Any]:
+    """Options of a scan by name, from an operator's arguments."""
+    named = dict(zip(("eps", "batch_sizes", "ended_count", "product_dtype"), values, strict=True))
+    return named | {"batch_sizes": None if named["batch_sizes"] is None else list(named["batch_sizes"])}
+
+
+@torch.library.custom_op("bnrnn::scan", mutates_args=())
+def _scan(
+    name: str,
+    names: str,
+    tensors: Sequence[Tensor],
+    eps: float,
+    batch_sizes: Sequence[int] | None,
+    ended_count: bool,
+    product_dtype: torch.dtype | None,
+    keep: bool,
+) -> list[Tensor]:
+    kind, given = RECURRENCES[name], dict(zip(names.split(","), tensors, strict=True))
+    steps = kind.prepare(dict(given), **_options(eps, batch_sizes, ended_count, product_dtype), keep=keep)
+    steps.forward()
+    y, last = steps.results()
+    statistics = [getattr(steps.statistics, name) for name in _statistics(kind, given)]
+    kept = [value for field in kind.kept if (value := getattr(steps, field)) is not None] if keep else []
+    return [v.clone(memory_format=LAYOUT) if v is last else v for v in (y, last, *statistics, *kept)]
+
+
+@_scan.register_fake
+def _(name: str, names: str, tensors: Sequence[Tensor], *options: Any) -> list[Tensor]:
+    kind, given = RECURRENCES[name], dict(zip(names.split(","), tensors, strict=True))
+    shapes = kind.shapes(given, _statistics(kind, given), keep=options[-1])
+    return [tensors[0].new_empty(shape) for shape in shapes]
+
+
+@torch.library.custom_op("bnrnn::scan_backward", mutates_args=())
+def _scan_backward(
+    name: str,
+    names: str,
+    tensors: Sequence[Tensor],
+    eps: float,
+    batch_sizes: Sequence[int] | None,
+    ended_count: bool,
+    product_dtype: torch.dtype | None,
+    results: Sequence[Tensor],
+    dy: Tensor,
+    dlast: Tensor,
+) -> list[Tensor]:
+    """Gradients with respect to the tensors that are no statistics, from what `_scan` returned with `keep`."""
+    kind, given = RECURRENCES[name], dict(zip(names.split(","), tensors, strict=True))
+    steps = kind.prepare(
+        dict(given), **_options(eps, batch_sizes, ended_count, product_dtype), keep=True, overwrite=True
+    )
+    seen = _statistics(kind, given)
+    fields = [field for field in kind.kept if getattr(steps, field) is not None]
+    kept: dict[str, Any] = {f: v.clone() for f, v in zip(fields, results[2 + len(seen) :], strict=True)}
+    if hasattr(steps, "y"):
+        kept["y"] = results[0]
+    if seen:
+        kept["statistics"] = kind.statistics(**dict(zip(seen, results[2:], strict=False)))
+    grads = replace(steps, **kept).gradients(dy, dlast)
+    return [grads[key].contiguous() for key in given if key not in kind.statistics._fields]
+
+
+@_scan_backward.register_fake
+def _(name: str, names: str, tensors: Sequence[Tensor], *_: Any) -> list[Tensor]:
+    fields = RECURRENCES[name].statistics._fields
+    return [v.new_empty(v.shape) for key, v in zip(names.split(","), tensors, strict=True) if key not in fields]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    name, names, tensors, *options, _ = inputs
+    ctx.arguments = name, names, options
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(*output[2:])
+
+
+def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    name, names, options = ctx.arguments
+    keys = names.split(",")
+    tensors, results = ctx.saved_tensors[: len(keys)], ctx.saved_tensors[len(keys) :]
+    found = iter(_scan_backward(name, names, list(tensors), *options, list(results), grads[0], grads[1]))
+    fields = RECURRENCES[name].statistics._fields
+    return None, None, [None if key in fields else next(found) for key in keys], *[None] * (len(options) + 1)
+
+
+_scan.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,159 @@
+"""bnrnn.LSTM in programs that were written for torch.nn.LSTM: names, state_dicts, what they print and get wrong."""
+
+import math
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader, TensorDataset
+
+import bnrnn
+from bnrnn import batch_statistics, estimate_population_statistics
+from bnrnn.errors import BnrnnError
+from bnrnn.layers.bn_rhn import BNRHN
+from bnrnn.layers.rhn import RHN
+from tests.helpers import assert_near, without_shape_checks
+
+T, B, I, H = 4, 6, 3, 5
+SHAPES = [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}]
+
+
+@pytest.mark.parametrize("options", SHAPES)
+def test_the_weights_have_the_names_and_the_order_of_nn_lstm(options):
+    ours, theirs = bnrnn.LSTM(I, H, **options), nn.LSTM(I, H, **options)
+    ours.load_state_dict(theirs.state_dict())
+    for name, value in theirs.named_parameters():
+        expected = value
+        if name.startswith("bias"):  # one here: the sum of the two
+            of_ih = name.startswith("bias_ih")
+            expected = value + getattr(theirs, name.replace("ih", "hh")) if of_ih else torch.zeros_like(value)
+        assert torch.equal(getattr(ours, name), expected)
+    assert [[w.shape for w in of_one] for of_one in ours.all_weights] == [
+        [w.shape for w in of_one] for of_one in theirs.all_weights
+    ]
+    with pytest.raises(AttributeError, match="weight_ih_l7"):
+        ours.weight_ih_l7  # noqa: B018
+
+
+def test_initialization_by_name_reaches_the_weights():
+    lstm, x = bnrnn.LSTM(I, H, norm="batch", t_max=T), torch.randn(T, B, I)
+    before = lstm(x)[0]
+    nn.init.orthogonal_(lstm.weight_hh_l0)
+    lstm.bias_ih_l0.data[H : 2 * H].fill_(1)
+    assert not torch.allclose(lstm(x)[0], before)
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):  # what would be lost is refused
+        lstm.bias_hh_l0.data[H : 2 * H].fill_(1)
+
+
+@pytest.mark.parametrize("options", SHAPES)
+def test_without_norm_the_state_dict_goes_back_into_nn_lstm(options):
+    ours, x = bnrnn.LSTM(I, H, **options), torch.randn(T, B, I)
+    theirs = nn.LSTM(I, H, **options)
+    theirs.load_state_dict(ours.state_dict())
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert_near("y", theirs(x)[0], ours(x)[0])
+    inside = nn.ModuleDict({"rnn": nn.LSTM(I, H, **options)})
+    inside.load_state_dict(nn.ModuleDict({"rnn": ours}).state_dict())
+    assert_near("within a model", theirs(x)[0], inside["rnn"](x)[0])
+    again = bnrnn.LSTM(I, H, **options)
+    again.load_state_dict(ours.state_dict())
+    assert_near("and back", ours(x)[0], again(x)[0])
+
+
+def test_a_state_dict_of_our_own_names_is_still_loaded():
+    lstm, x = bnrnn.LSTM(I, H), torch.randn(T, B, I)
+    earlier = {name: p.detach().clone() for name, p in lstm.named_parameters()}
+    assert "layers.0.weight_ih" in earlier
+    again = bnrnn.LSTM(I, H)
+    again.load_state_dict(earlier)
+    assert torch.equal(lstm(x)[0], again(x)[0])
+    normalized = bnrnn.LSTM(I, H, norm="batch", t_max=T)
+    assert "layers.0.weight_ih" in normalized.state_dict()  # nn.LSTM has no place for a norm
+
+
+def test_a_layer_says_what_it_is():
+    lstm = bnrnn.LSTM(I, H, 2, norm="batch", t_max=T, statistics="running")
+    assert repr(lstm).startswith("LSTM(\n  3, 5, num_layers=2, t_max=4, norm='batch'\n")
+    assert "SequenceBatchNorm(20, t_max=4, eps=1e-05, statistics='running', momentum=0.1)" in repr(lstm)
+    assert repr(RHN(I, H, depth=2)) == "RHN(3, 5, depth=2, coupled=True)"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: bnrnn.LSTM(I, 16.0), "hidden_size must be an integer, got 16.0"),
+        (lambda: bnrnn.LSTM("3", H), "input_size must be an integer, got '3'"),
+        (lambda: bnrnn.LSTM(I, H, num_layers=True), "num_layers must be an integer, got True"),
+        (lambda: bnrnn.LSTM(I, H, norm="batch", t_max=2.5), r"t_max must be an integer, got 2.5"),
+        (
+            lambda: bnrnn.LSTM(I, H, norm="batch", t_max=T, gamma_init=math.nan),
+            "gamma_init must be a .* got nan",
+        ),
+        (lambda: bnrnn.LSTM(I, H, norm="batch", t_max=T, gamma_init="0.1"), "gamma_init must be a finite .* got '0.1'"),
+        (lambda: BNRHN(I, H, T, eps=-1.0), r"eps must be a finite number from 0.0 to inf, got -1.0"),
+        (lambda: bnrnn.LSTM(I, H)(numpy.zeros((T, B, I))), r"input must be a torch.Tensor, got numpy.ndarray"),
+        (lambda: bnrnn.LSTM(I, H)(torch.zeros(T, B, I).long()), "input must be floating point .* got torch.int64"),
+        (
+            lambda: bnrnn.LSTM(I, H)(torch.zeros(T, B, I).double()),
+            r"x is torch.float64 and the weights are",
+        ),
+        (lambda: RHN(I, H)([1.0]), "x must be a torch.Tensor, got builtins.list"),
+        (lambda: RHN(I, H)(torch.zeros(T, B, I).bool()), r"x must be floating point, or integers .* got torch.bool"),
+    ],
+)
+def test_wrong_types_are_named(make, message):
+    with without_shape_checks(), pytest.raises(BnrnnError, match=message):
+        make()
+
+
+def loader(n: int, batch_size: int) -> DataLoader:
+    return DataLoader(TensorDataset(torch.randn(n, T, I), torch.zeros(n)), batch_size)
+
+
+def test_an_estimate_takes_a_data_loader_and_leaves_out_a_last_batch_of_one():
+    lstm, batches = bnrnn.LSTM(I, H, norm="batch", t_max=T, batch_first=True), loader(2 * B + 1, B)
+    with pytest.warns(UserWarning, match="1 of the batches had a single sequence"):
+        estimate_population_statistics(lstm, batches)
+    found = lstm.layers[0].bn_hh.pop_mean.clone()
+    estimate_population_statistics(lstm, [x for x, _ in batches if len(x) > 1])
+    assert torch.equal(found, lstm.layers[0].bn_hh.pop_mean)
+    with pytest.raises(BnrnnError, match="needs at least one batch"):
+        estimate_population_statistics(lstm, [torch.randn(1, T, I)])
+
+
+def test_an_estimate_takes_packed_sequences_and_arguments():
+    lstm = bnrnn.LSTM(I, H, norm="batch", t_max=T)
+    x, h, c = torch.randn(T, B, I), torch.randn(1, B, H), torch.randn(1, B, H)
+    packed = pack_sequence(list(x.unbind(1)))
+    estimate_population_statistics(lstm, [packed])
+    with batch_statistics(lstm):
+        expected = lstm.eval()(x)[0]
+    assert_near("packed", expected, lstm(x)[0])
+    estimate_population_statistics(lstm, [{"x": x, "state": (h, c)}], lambda batch: (batch["x"], batch["state"]))
+    with batch_statistics(lstm):
+        expected = lstm(x, (h, c))[0]
+    assert_near("with a state", expected, lstm(x, (h, c))[0])
+
+
+def estimate_on_a_rank(rank: int, store: str, batches: Tensor, found: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(bnrnn.LSTM(I, H, norm="batch", t_max=T))
+    estimate_population_statistics(model, batches[[0]] if rank == 0 else batches[[1, 2]])  # not the same number
+    torch.save(model.module.state_dict(), f"{found}{rank}")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_estimate_the_same_from_the_batches_of_both(tmp_path):
+    batches = torch.randn(3, T, B, I)
+    arguments = (str(tmp_path / "store"), batches, str(tmp_path / "found"))
+    torch.multiprocessing.spawn(estimate_on_a_rank, arguments, nprocs=2)
+    torch.manual_seed(0)
+    alone = bnrnn.LSTM(I, H, norm="batch", t_max=T)
+    estimate_population_statistics(alone, batches)
+    for rank in range(2):
+        for name, value in torch.load(tmp_path / f"found{rank}").items():
+            assert_near(f"{name} of rank {rank}", alone.state_dict()[name], value)

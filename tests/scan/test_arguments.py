@@ -1,0 +1,176 @@
+"""No argument reaches a kernel, which reads memory by address, unless it fits: every engine raises BnrnnError."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bnrnn import scan
+from bnrnn.errors import BnrnnError
+from bnrnn.layers.rhn import RHN
+from bnrnn.scan.lstm.reference import Statistics
+from bnrnn.scan.rhn.reference import RHNStatistics
+from tests.helpers import assert_near
+
+ENGINES = ["reference", "fused", "cpu"]
+ALL = [*ENGINES, "triton"]
+T, B, H, D = 3, 4, 5, 2
+
+
+def pair(*shape: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(shape), torch.rand(shape) + 0.1
+
+
+def lstm() -> dict[str, Any]:
+    population = Statistics(*pair(T, 4 * H), *pair(T, 4 * H), *pair(T, H))
+    shapes = {"x_proj": (T, B, 4 * H), "h": (B, H), "c": (B, H), "weight_hh": (4 * H, H), "gamma_ih": (4 * H,),
+              "gamma_hh": (4 * H,), "bias": (4 * H,), "gamma_c": (H,), "beta_c": (H,)}  # fmt: skip
+    return {name: torch.randn(shape) for name, shape in shapes.items()} | {"population": population}
+
+
+def rhn() -> dict[str, Any]:
+    population = RHNStatistics(*pair(T, 3 * H), *pair(T, D, H), *pair(T, D, 3 * H))
+    shapes = {"x_proj": (T, B, 3 * H), "s": (B, H), "weight": (D, 3 * H, H), "bias": (D, 3 * H), "gamma_x": (3 * H,),
+              "gamma_s": (D, H), "beta_s": (D, H), "gamma_z": (D, 3 * H)}  # fmt: skip
+    return {name: torch.randn(shape) for name, shape in shapes.items()} | {"population": population}
+
+
+def sequence() -> dict[str, Any]:
+    named = {"x": torch.randn(T, B, H), "gamma": torch.randn(H), "beta": torch.randn(H)}
+    return named | {"eps": 1e-5, "population": pair(T, H)}
+
+
+def over_time() -> dict[str, Any]:
+    return sequence() | {"population": pair(1, H)}
+
+
+SCANS: dict[Callable[..., Any], Callable[[], dict[str, Any]]] = {
+    scan.lstm_scan: lstm,
+    scan.rhn_scan: rhn,
+    scan.normalize_sequence: sequence,
+    scan.normalize_over_time: over_time,
+}
+
+
+def places(arguments: dict[str, Any]) -> list[tuple[str, int | None]]:
+    """Every tensor: by name, and by its index in the population."""
+    inside = [("population", n) for n in range(len(arguments["population"]))]
+    return [(name, None) for name, value in arguments.items() if isinstance(value, Tensor)] + inside
+
+
+def changed(
+    arguments: dict[str, Any], place: tuple[str, int | None], change: Callable[[Tensor], Any]
+) -> dict[str, Any]:
+    name, n = place
+    value = arguments[name]
+    if n is None:
+        return arguments | {name: change(value)}
+    kind = tuple if type(value) is tuple else type(value)._make
+    return arguments | {name: kind(change(v) if k == n else v for k, v in enumerate(value))}
+
+
+WRONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "a feature too few": lambda v: v[..., :-1],
+    "a feature too many": lambda v: torch.cat([v, v[..., :1]], -1),
+    "a row too few": lambda v: v[:-1],
+    "an axis too many": lambda v: v[None],
+    "an axis too few": lambda v: v[0],
+    "nothing": lambda v: v[:0],
+    "float64": lambda v: v.double(),
+    "int64": lambda v: v.long(),
+    "another device": lambda v: v.to("meta"),
+}
+
+
+@pytest.mark.parametrize("engine", ALL)
+@pytest.mark.parametrize("run", SCANS, ids=lambda run: run.__name__)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_tensor_that_does_not_fit_is_an_error(engine, run, wrong):
+    scan.set_backend(engine)
+    arguments = SCANS[run]()
+    if wrong == "nothing":
+        run(**arguments)  # as it is, it fits
+    for place in places(arguments):
+        if place[0] in ("x_proj", "x"):
+            continue  # the others are held against it
+        with pytest.raises(BnrnnError):
+            run(**changed(arguments, place, WRONG[wrong]))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("run", SCANS, ids=lambda run: run.__name__)
+def test_a_tensor_of_any_layout_gives_the_same(engine, run):
+    """Transposed, with gaps, or with its sign kept as a flag, as parts of complex numbers have it."""
+    layouts = [
+        lambda v: v.transpose(0, -1).contiguous().transpose(0, -1),
+        lambda v: torch.stack([v, v + 1], -1)[..., 0],
+        lambda v: torch._neg_view(-v),
+    ]
+    scan.set_backend(engine)
+    arguments = SCANS[run]()
+    expected = run(**arguments)[0]
+    for place in places(arguments):
+        for n, layout in enumerate(layouts):
+            assert_near(f"{place} {n}", expected, run(**changed(arguments, place, layout))[0])
+
+
+@pytest.mark.parametrize("engine", ALL)
+@pytest.mark.parametrize("run", [scan.lstm_scan, scan.rhn_scan], ids=lambda run: run.__name__)
+def test_a_population_that_lacks_a_term_is_an_error(engine, run):
+    scan.set_backend(engine)
+    arguments = SCANS[run]()
+    for place in places(arguments):
+        if place[0] == "population":
+            with pytest.raises(BnrnnError, match=r"population.* is None, expected a tensor"):
+                run(**changed(arguments, place, lambda _: None))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("run", SCANS, ids=lambda run: run.__name__)
+@pytest.mark.parametrize("sizes", [[B] * (T + 1), [B + 1, B, B], [B, 1, 2], [B, B, 0], []])
+def test_batch_sizes_that_do_not_fit_are_an_error(engine, run, sizes):
+    scan.set_backend(engine)
+    with pytest.raises(BnrnnError, match="batch_sizes must be"):
+        run(**SCANS[run](), batch_sizes=sizes)
+
+
+def test_a_state_of_another_batch_never_reaches_the_kernel():
+    with pytest.raises(BnrnnError, match="s does not match x_proj"):
+        RHN(3, 512)(torch.randn(2, 400, 3), (torch.zeros(1, 512),))
+
+
+@pytest.mark.parametrize("run", [scan.lstm_scan, scan.rhn_scan], ids=lambda run: run.__name__)
+def test_bfloat16_acts_on_every_engine_or_is_refused(run):
+    arguments = {k: v for k, v in SCANS[run]().items() if k != "population"}
+    full = run(**arguments)[0]
+    for engine in ("reference", "fused"):
+        scan.set_backend(engine)
+        with torch.autocast("cpu", torch.bfloat16):
+            low = run(**arguments)[0]
+        error = ((low - full).norm() / full.norm()).item()
+        assert 1e-4 < error < 0.1, (engine, error)
+    scan.set_backend("cpu")
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(BnrnnError, match="float32 on the CPU"):
+        run(**arguments)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_random_sizes_agree_with_the_reference(engine):
+    """Forward and backward; under `make sanitize` every read and write is checked."""
+    draw = random.Random(0)
+    for _ in range(10):
+        num_steps, batch, size = draw.randint(1, 4), draw.randint(2, 9), draw.randint(1, 40)
+        sizes = sorted((draw.randint(1, batch) for _ in range(num_steps)), reverse=True)
+        x = torch.randn(num_steps, batch, 4 * size, requires_grad=True)
+        weight = torch.randn(4 * size, size) / size
+        zeros = torch.zeros(batch, size)
+        found = []
+        for name in ("reference", engine):
+            scan.set_backend(name)
+            y = scan.lstm_scan(x, zeros, zeros, weight, batch_sizes=sizes)[0]
+            found.append((y, *torch.autograd.grad(y.square().sum(), x)))
+        for ref, out in zip(*found, strict=True):
+            assert_near(f"{num_steps} {batch} {size}", ref, out)
