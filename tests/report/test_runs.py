@@ -154,7 +154,6 @@ def test_a_run_whose_folder_is_deeper_because_of_a_group_path_is_found(tmp_path)
 def test_a_result_that_no_longer_composes_is_stale_and_stops_no_page(tmp_path):
     put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0})
     path = next(tmp_path.rglob("result.json"))
-    stored = json.loads(path.read_text())
     change(path, {"overrides": CELL | {"model.renamed_since": "3"}})
     (run,) = load_runs(WORDS, tmp_path)
     assert run.stale
@@ -176,7 +175,6 @@ def test_a_run_with_a_deleted_key_is_not_stale(tmp_path):
     arguments = [f"experiment={key}", "budget=paper", "~optim.momentum"]
     put(tmp_path, key, {"model": "lstm", "seed": "0"}, {"valid/accuracy": 0.2})
     path = next(tmp_path.rglob("result.json"))
-    stored = json.loads(path.read_text())
     record = config_record(compose_config(*arguments, "model=lstm"))
     change(path, {"overrides": {"model": "lstm", "~optim.momentum": ""}, "config": record})
     (run,) = load_runs(key, tmp_path)
@@ -235,13 +233,13 @@ def test_analyses_take_the_longest_runs_with_a_model_that_are_not_stale(tmp_path
 
 def test_a_damaged_or_foreign_result_is_reported_and_left_out_and_the_others_are_read(tmp_path, capsys):
     for seed in range(5):
-        put(tmp_path, KEY, CELL | {"seed": str(seed)}, {"valid/accuracy": 0.5}, [{"update": 1, "valid/accuracy": 0.5}])
-    paths = sorted((tmp_path / KEY).glob(f"*/*/{FILE}"))
-    paths[0].write_text(paths[0].read_text().replace("0.5", "0.7"))
+        put(tmp_path, WORDS, CELL | {"seed": str(seed)}, {"valid/ppl": 120.5}, [{"update": 1, "valid/ppl": 120.5}])
+    paths = sorted((tmp_path / WORDS).glob(f"*/*/{FILE}"))
+    paths[0].write_text(paths[0].read_text().replace("120.5", "120.7"))
     paths[1].write_bytes(b"\xff\xfe")
     paths[2].write_text("[1, 2]")
     (paths[3].parent / "metrics.jsonl").write_text('{"update": 1}\n5\n')
-    assert [run.seed for run in load_runs(KEY, tmp_path)] == ["4"]
+    assert [run.seed for run in load_runs(WORDS, tmp_path)] == ["4"]
     reported = capsys.readouterr().err.splitlines()
     assert len(reported) == 4 and all(line.startswith(f"left out: {tmp_path}") for line in reported)
     assert "metrics.jsonl, line 2: expected a record" in reported[3]
