@@ -22,7 +22,7 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-.PHONY: help setup quickstart test sanitize lint types check tables data bench campaign status sweep-gamma
+.PHONY: help setup quickstart test sanitize lint types check tables data bench stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## print this list

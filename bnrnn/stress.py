@@ -35,7 +35,7 @@ from bnrnn.training.results import FILE, Result
 OPTIONS = ("model.hidden_size=16", "budget.updates=12", "budget.eval_every=4", "budget.eval_batches=1",
            "budget.population_batches=1", "log_every=1", "checkpoint_seconds=0", "data.state_noise=0.1",
            "wandb.mode=disabled")  # fmt: skip
-SECONDS = 60  # an input that takes longer hangs
+SECONDS = 60.0  # an input that takes longer hangs
 MEMORY = 8 << 30  # bytes of address space while a damaged input is read
 
 
@@ -52,6 +52,7 @@ def forked(action: Callable[[], object], seconds: float) -> int | None:
             status = 1
         except BaseException:
             traceback.print_exc()
+            sys.stderr.flush()
         finally:
             os._exit(status)
     end = time.monotonic() + seconds
@@ -69,11 +70,11 @@ def quiet(action: Callable[[], object], output: Path) -> Callable[[], object]:
     """The action with all that it prints written to a file."""
 
     def run() -> None:
-        with output.open("w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-            sys.stdout = sys.stderr = file
-            action()
+        file = output.open("w")  # stays open: errors are printed after the action
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = file
+        action()
 
     return run
 
@@ -90,20 +91,24 @@ def kill_trainings(folder: Path, kills: int, rng: random.Random) -> Counter[str]
     """Kill trainings until there were so many kills. Counts `equal` and `different` trainings, and `kills`."""
     cfg, counts = compose_config(*OPTIONS), Counter[str]()
     started = time.monotonic()
-    status = forked(quiet(lambda: train(cfg, folder / "whole"), folder / "output"), 600)
+    status = forked(quiet(lambda: train(cfg, folder / "whole"), folder / "output"), 600.0)
     duration = time.monotonic() - started
     if status != 0:
         raise BnrnnError(f"an undisturbed training failed: {(folder / 'output').read_text()}")
     expected = outcome(folder / "whole")
+    run_dir = folder / "killed"
+
+    def attempt(limit: float) -> int | None:
+        return forked(quiet(lambda: train(cfg, run_dir), folder / "output"), limit)
+
     while counts["kills"] < kills:
-        run_dir = folder / "killed"
         shutil.rmtree(run_dir, ignore_errors=True)
         status = None
         while status is None:
-            limit = rng.uniform(0, duration) if counts["kills"] < kills else 600
-            status = forked(quiet(lambda: train(cfg, run_dir), folder / "output"), limit)
+            limit = rng.uniform(0, duration) if counts["kills"] < kills else 600.0
+            status = attempt(limit)
             counts["kills"] += status is None
-        status = forked(quiet(lambda: train(cfg, run_dir), folder / "output"), 600)  # removes a checkpoint left behind
+        status = attempt(600.0)  # removes a checkpoint left behind
         same = status == 0 and outcome(run_dir) == expected
         counts["equal" if same else "different"] += 1
         if not same:
