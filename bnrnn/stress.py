@@ -177,7 +177,8 @@ def damage_inputs(folder: Path, count: int, rng: random.Random) -> Counter[str]:
         if before is not None and path.read_bytes() != before:
             found = "altered"
         counts[found] += 1
-        counts[f"{found}: {path.name}, {kind}"] += found != "named"
+        if found != "named":
+            counts[f"{found}: {path.name}, {kind}"] += 1
         path.rmdir() if path.is_dir() else path.unlink()
         path.write_bytes(good[path])
     return counts

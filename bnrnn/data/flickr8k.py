@@ -37,6 +37,8 @@ def load_captions(path: Path) -> dict[str, list[str]]:
             if len(row) != 2 or not all(part.strip() for part in row):
                 raise BnrnnError(f"{path}, line {n}: expected image,caption, found {','.join(row)!r}")
             found.setdefault(row[0], []).append(row[1].strip())
+    if not found:
+        raise BnrnnError(f"{path} is empty, expected lines image,caption: {remedy}")
     return found
 
 

@@ -70,6 +70,8 @@ def load_alignments(folder: Path) -> dict[str, np.ndarray]:
     for path in paths:
         opened = gzip.open if path.suffix == ".gz" else open
         with reading(path, REMEDY, "an archive of alignments"), opened(path, "rb") as file:
+            if path.stat().st_size == 0:
+                raise ValueError("it is empty")
             for key, states in _alignments(file):
                 if key in found:
                     raise BnrnnError(f"{path}: {key} has a second alignment, expected one: remove the old ali* files")
