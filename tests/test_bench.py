@@ -1,5 +1,6 @@
 """The benchmark: all variants compute the same, and the page follows from the measurements."""
 
+import ctypes
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.layers.bn_rhn import BNRHN
 from bnrnn.layers.stack import LSTM
 from bnrnn.scan import backend, set_backend
+from bnrnn.scan.native import build
 from scripts.bench import main
 from tests.helpers import assert_near
 
@@ -70,6 +72,14 @@ def test_the_naive_loop_is_the_layer(norm):
     assert len(naive.running) == (6 if norm == "batch" else 2)
     for mean, var in naive.running.values():  # statistics of every step were kept
         assert (mean != 0).all() and (var != 1).all()
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="needs a compiler")
+def test_the_peak_is_that_of_sums_that_a_compiler_cannot_merge():
+    function = build.library().bnrnn_peak
+    function.restype = ctypes.c_float
+    totals = [sum(0.5 * (3 + i) + 1 for i in range(vectors)) for vectors in (12, 24)]  # 12 sums in 16 registers
+    assert function(1) in totals
 
 
 def test_every_engine_that_can_run_is_found_and_is_exact():

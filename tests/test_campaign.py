@@ -271,14 +271,14 @@ def test_the_page_shows_finished_running_begun_and_left_runs(tmp_path):
     assert f"running: {running.title}, 10/20 updates, 0.0 hours left" in page
     assert f"begun: {begun.title}, 10/20 updates, 0.0 hours left" in page
     assert left.title not in page and other.title not in page
-    assert "2 of 6 runs are done. The others take 0.0 hours" in page
+    assert "2 of 6 runs are done. The others take 0.0 core hours" in page
     assert not (left.folder).exists() and not (other.folder).exists()
 
 
 def test_without_a_measured_speed_the_hours_are_those_of_the_file_and_marked(tmp_path):
     options = write(tmp_path, entry("model=lstm", seeds="0,1", hours=3), entry("model=bn_lstm", hours=40))
     page = render(load_entries(options.file, options.out_dir), options.out_dir)
-    assert "| 0 of 2 | – | 0 | 2 | ~3.0 |" in page and "The others take ~43.0 hours" in page
+    assert "| 0 of 2 | – | 0 | 2 | ~3.0 |" in page and "The others take ~43.0 core hours" in page
 
 
 def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
