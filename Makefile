@@ -22,7 +22,7 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-.PHONY: help setup quickstart test sanitize lint types check tables data bench campaign status sweep-gamma
+.PHONY: help setup quickstart test sanitize lint types check tables data bench stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -75,6 +75,9 @@ data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, 
 
 bench: setup  ## time the layers, nn.LSTM and a Python loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
+
+stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; hours
+	$(PYTHON) -m bnrnn.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)
 
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml) for HOURS=3, JOBS=2 at a time
 	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) out_dir=$(OUT) $(ARGS)

@@ -9,7 +9,6 @@ All commands take file=... (default conf/campaign.yaml) and out_dir=... (default
 or lane=short.
 """
 
-import ctypes
 import math
 import os
 import signal
@@ -30,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, mendable, report_errors
+from bnrnn.processes import end_with
 from bnrnn.report.progress import LONG, Entry, load_entries, render
 from bnrnn.train import train
 from bnrnn.training import checkpoint
@@ -117,7 +117,7 @@ def run_worker(options: Options) -> int:
     try:
         with _stopping_at_once():
             if options.parent:
-                _end_with(options.parent)
+                end_with(options.parent)
             work(in_order(load_entries(options.file, options.out_dir), options.lane), failed)
     except Interrupted as stopped:
         say(str(stopped))
@@ -129,14 +129,6 @@ def run_worker(options: Options) -> int:
         else:
             print(lines, end="", flush=True)
     return 1 if failed else 0
-
-
-def _end_with(parent: int) -> None:
-    """Ask Linux to send SIGTERM to this worker when its parent ends, so that it never runs longer than the parent."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        raise Interrupted("the campaign ended before its worker started")
 
 
 def run_campaign(options: Options) -> int:

@@ -12,12 +12,30 @@ class BnrnnError(ValueError):
 
 
 def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
-    """The error if a user can correct it (a BnrnnError or one of the types in `also`), or None if it is a bug.
+    """The error if a user can correct it, or None if it is a bug.
 
-    If hydra's instantiate has wrapped a BnrnnError, that BnrnnError is returned.
+    A user can correct a BnrnnError, the types in `also`, errors of the system that name a file, and a lack of memory.
+    If hydra's instantiate has wrapped such an error, that error is returned.
     """
-    cause = error.__cause__ if isinstance(error.__cause__, BnrnnError) else error
-    return cause if isinstance(cause, (BnrnnError, *also)) else None
+    cause = error.__cause__ if isinstance(error.__cause__, (BnrnnError, OSError)) else error
+    if isinstance(cause, (BnrnnError, *also)):
+        return cause
+    if isinstance(cause, OSError) and cause.filename is not None:
+        return BnrnnError(f"{cause.filename} cannot be used ({cause.strerror}): choose another path or mend this one")
+    if _lacks_memory(error):
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        return BnrnnError(
+            f"not enough memory ({first}): use a smaller batch_size or population_batch_size, or another machine; what "
+            "was saved is unchanged"
+        )
+    return None
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether memory ran out: Python's and CUDA's error have their own types, torch's on a CPU is a RuntimeError."""
+    return isinstance(error, MemoryError) or any(
+        sign in str(error) for sign in ("can't allocate memory", "CUDA out of memory", "Cannot allocate memory")
+    )
 
 
 def report_errors(main: Callable[[], None], *also: type[Exception]) -> None:

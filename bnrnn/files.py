@@ -1,29 +1,196 @@
-"""Writing files atomically: readers find the old file or the complete new one, never a part of it."""
+"""Files: reading those that may be damaged with one message for any fault, and writing atomically."""
 
+import gzip
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from bnrnn.errors import BnrnnError
+
+MOST = 4 << 30  # bytes that are read into memory at most, also from a compressed file
+
+CHUNK = 1 << 24
+
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Context manager with a file to write, which replaces `path` at the end. After an error, `path` is unchanged."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
+def reading(path: Path, remedy: str, what: str = "") -> Iterator[None]:
+    """Context manager for reading a file: any error in it becomes a BnrnnError with the path and the remedy.
+
+    A damaged file can raise almost any exception in the library that reads it. A path that is no regular file, such as
+    a folder, a dangling link or a pipe, which could block for ever, is an error before anything is opened.
+
+    Args:
+        what: what the file was expected to be, such as "a feature file", for the message.
+    """
     try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        _check_regular(path)
+        yield
+    except BnrnnError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}" if isinstance(error, (LookupError, TypeError)) else str(error)
+        lines = (reason or type(error).__name__).splitlines()
+        state = f"is not {what}" if what else "is damaged"
+        raise BnrnnError(f"{path} {state} ({lines[0]}): {remedy}") from error
+
+
+def _check_regular(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise OSError("its link leads nowhere" if path.is_symlink() else "the file is missing") from None
+    if not stat.S_ISREG(mode):
+        raise OSError("it is a folder" if stat.S_ISDIR(mode) else "it is no regular file")
+
+
+def read_bytes(path: Path, remedy: str, what: str = "", most: int = MOST) -> bytes:
+    """The content of a file; a file with the ending .gz is decompressed. Raises BnrnnError, also above `most` bytes."""
+    with reading(path, remedy, what), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        return read_at_most(file, most)
+
+
+def read_at_most(file: Any, most: int = MOST) -> bytes:
+    """All bytes of an open file. Raises ValueError, before it fills the memory, if there are more than `most`."""
+    chunks, total = [], 0
+    while chunk := file.read(CHUNK):
+        chunks.append(chunk)
+        total += len(chunk)
+        if total > most:
+            raise ValueError(f"more than {most:,} bytes")
+    return b"".join(chunks)
+
+
+def read_text(path: Path, remedy: str, what: str = "") -> str:
+    """The text of a UTF-8 file. Raises BnrnnError."""
+    with reading(path, remedy, what):
+        return read_bytes(path, remedy, what).decode("utf-8")
+
+
+def read_json(path: Path, remedy: str, what: str = "") -> Any:
+    """The content of a JSON file. Raises BnrnnError."""
+    with reading(path, remedy, what):
+        return json.loads(read_text(path, remedy, what))
+
+
+def tar_members(path: Path, wanted: Callable[[str], Any]) -> dict[str, bytes]:
+    """The regular files of a tar archive whose names are wanted. Links and devices in it are never followed or opened.
+
+    Raises ValueError if a wanted name is no regular file or the files have more than MOST bytes in all.
+    """
+    found: dict[str, bytes] = {}
+    total = 0
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if wanted(member.name):
+                file = archive.extractfile(member) if member.isreg() else None
+                if file is None:
+                    raise ValueError(f"{member.name} is no regular file")
+                total += member.size
+                if total > MOST:
+                    raise ValueError(f"its files have more than {MOST:,} bytes")
+                found[member.name] = file.read()
+    return found
+
+
+def zip_members(path: Path, wanted: Callable[[str], Any]) -> dict[str, bytes]:
+    """The files of a zip archive whose names are wanted, checksums verified. Raises ValueError above MOST bytes."""
+    with zipfile.ZipFile(path) as archive:
+        members = [member for member in archive.infolist() if wanted(member.filename)]
+        if sum(member.file_size for member in members) > MOST:
+            raise ValueError(f"its files have more than {MOST:,} bytes")
+        return {member.filename: archive.read(member) for member in members}
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents. Raises BnrnnError with its path if that is impossible."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Context manager for writing a file: an error of the system, such as a full disk, becomes a BnrnnError."""
+    try:
+        yield
+    except OSError as error:
+        raise BnrnnError(
+            f"{path} cannot be written ({error.strerror or error}): make room or make it writable, then start again; "
+            "what was there before is unchanged"
+        ) from error
+
+
+@contextmanager
+def atomic_write(path: Path, check: Callable[[Path], object] | None = None) -> Iterator[IO[bytes]]:
+    """Context manager with a file to write, which replaces `path` at the end. After an error, `path` is unchanged.
+
+    Args:
+        check: is called with the path of the written file before it replaces the old one, and raises if it is damaged.
+
+    Raises BnrnnError if the system refuses to write.
+    """
+    partial = path.with_name(path.name + ".partial")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if check is not None:
+                check(partial)
+            os.replace(partial, path)
+            _sync_folder(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write the names in a folder to disk, so that a replaced file survives a power failure."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError:
+        pass  # some file systems cannot sync a folder
     finally:
-        partial.unlink(missing_ok=True)
+        os.close(number)
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically, with one value per line."""
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_record(path: Path, content: dict[str, Any]) -> None:
+    """Write measured numbers as JSON, with their SHA-256 as the key `sha256`, atomically."""
+    write_json(path, content | {"sha256": checksum(content)})
+
+
+def read_record(path: Path, remedy: str, what: str = "") -> dict[str, Any]:
+    """What `write_record` wrote. A file from before there were checksums has none, and is accepted.
+
+    Raises BnrnnError for a damaged or changed file. Spaces and line ends do not matter.
+    """
+    with reading(path, remedy, what):
+        content = read_json(path, remedy, what)
+        found = content.pop("sha256", None)
+        if found is not None and found != checksum(content):
+            raise ValueError("it does not have its checksum")
+    return content
+
+
+def checksum(content: dict[str, Any]) -> str:
+    """The SHA-256 of JSON values, whatever the order of the keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text atomically."""
     with atomic_write(path) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode())
+        file.write(text.encode())

@@ -5,7 +5,7 @@ python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,23 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
-from bnrnn.config import CONF, without_labels
+from bnrnn.config import CONF, compose_config, without_labels
 from bnrnn.data.base import SequenceData, model_sizes
 from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.files import make_folder, reading
 from bnrnn.heap import keep_heap
 from bnrnn.layers.base import RecurrentLayer
 from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
+from bnrnn.processes import end_with
 from bnrnn.scan import ENGINES, set_backend
 from bnrnn.training import checkpoint
-from bnrnn.training.checkpoint import CHECKPOINT
+from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.device import choose_device, set_precision
 from bnrnn.training.lock import locked
 from bnrnn.training.log import RunLog, say, start_wandb
 from bnrnn.training.loop import Trainer, TrainState
+from bnrnn.training.options import check_options, keys_of, with_nearest_key
+from bnrnn.training.pieces import digest, joined
 from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit
 from bnrnn.training.search import apply_trial
 from bnrnn.training.stop import Stop
@@ -43,47 +47,57 @@ def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = Non
     (bnrnn.training.stop) after SIGTERM or SIGINT, after a checkpoint was saved.
     """
     cfg = apply_trial(cfg)
+    check_options(cfg)
     record = config_record(cfg)
-    if not (run_dir / FILE).exists():
-        run_dir.mkdir(parents=True, exist_ok=True)
-        with locked(run_dir):
+    if not (run_dir / FILE).exists() or existing(run_dir / CHECKPOINT):
+        make_folder(run_dir)
+        with locked(run_dir) as check_lock:
             if not (run_dir / FILE).exists():  # another process may have finished it before we got the lock
-                return _train(cfg, record, run_dir, overrides or {}, title)
+                return _train(cfg, record, run_dir, overrides or {}, title, check_lock)
+            remove(run_dir / CHECKPOINT)  # the run was killed between writing its result and removing its checkpoint
     result = Result.read(run_dir / FILE)
     check_same_config(result.config, record, run_dir / FILE)
     say(f"{os.path.relpath(run_dir)}: already {result.status}", title)
     return result
 
 
-def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: dict[str, str], title: str) -> Result:
-    cfg, device, data, model = build(cfg)
-    state = TrainState(run_id=uuid.uuid4().hex[:12], commits=[git_commit()])
-    saved = checkpoint.load(run_dir / CHECKPOINT)
+def _train(
+    cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: dict[str, str], title: str,
+    check_lock: Callable[[], None],
+) -> Result:  # fmt: skip
+    saved = load(run_dir / CHECKPOINT)
     if saved is not None:
         check_same_config(saved["config"], record, run_dir / CHECKPOINT)
-        commits = list(dict.fromkeys([*saved["state"]["commits"], *state.commits]))
-        state = TrainState(**{**saved["state"], "commits": commits})
+    cfg, device, data, model = build(cfg)
+    where = environment(device, cfg.precision)
+    if where["backend"] not in engines_of(model):  # the tanh RNN has only the reference engine
+        where["backend"] = "reference"
+    state = begin(saved, run_dir / CHECKPOINT)
+    state.commits = list(dict.fromkeys([*state.commits, git_commit()]))
+    found = digest(data, cfg.batch_size)
+    state.pieces = joined(state.pieces, state.update, state.commits[-1], where, found, cfg.resume)
 
     run_name = ",".join(f"{k}={v}" for k, v in overrides.items())
     wandb_run = start_wandb(cfg, record, run_dir.parent, run_name, state.run_id)
-    with Stop() as stop, RunLog(run_dir, title, state.num_records, wandb_run) as log:
+    kept = saved.get("records_sha256") if saved else None
+    with Stop() as stop, RunLog(run_dir, title, state.num_records, wandb_run, kept) as log:
         optimizer = instantiate(cfg.optim)(model.parameters())
 
         def save(snapshot: dict[str, Any]) -> None:
-            checkpoint.save(run_dir / CHECKPOINT, {**snapshot, "config": record})
+            check_lock()
+            checkpoint.save(run_dir / CHECKPOINT, {**snapshot, "config": record, "records_sha256": log.sync()})
 
         trainer = Trainer(cfg, model, data, optimizer, device, state, log, stop, save)
         if saved is not None:
-            trainer.restore(saved)
-        where = environment(device, cfg.precision)
-        if where["backend"] not in engines_of(model):  # the tanh RNN has only the reference engine
-            where["backend"] = "reference"
+            with reading(existing(run_dir / CHECKPOINT) or run_dir, REMEDY, "a checkpoint of this model"):
+                trainer.restore(saved)
         begun = f"resumed at update {state.update}" if saved else "from the start"
         how = f"{where['backend']} engine, {cfg.precision}"
         log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}, {how}")
         log.say(data.description)
         trainer.fit()
         metrics = {} if state.diverged else measure(trainer)
+        check_lock()
         if not state.diverged:
             checkpoint.save(run_dir / checkpoint.MODEL, {"model": model.state_dict(), "config": record})
         result = Result(
@@ -94,17 +108,28 @@ def _train(cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: di
             best_update=state.best["update"] if state.best else 0,
             metrics=metrics,
             seconds=round(state.seconds, 1),
+            cpu_seconds=None if state.cpu_seconds is None else round(state.cpu_seconds, 1),
             num_parameters=sum(p.numel() for p in model.parameters()),
             commits=state.commits,
+            pieces=state.pieces,
             environment=where,
             data=data.description,
             config=record,
+            records_sha256=log.sync(),
         )
         log.finish(result.status, metrics)
         result.write(run_dir)
-        checkpoint.remove(run_dir / CHECKPOINT)
+        remove(run_dir / CHECKPOINT)
         log.say(f"{result.status} at update {state.update}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
     return result
+
+
+def begin(saved: dict[str, Any] | None, path: Path) -> TrainState:
+    """The progress in a checkpoint, or that of a new run. Raises BnrnnError for another content."""
+    if saved is None:
+        return TrainState(run_id=uuid.uuid4().hex[:12], commits=[])
+    with reading(existing(path) or path, REMEDY, "a checkpoint"):
+        return TrainState(**{"cpu_seconds": None, **saved["state"]})  # checkpoints from before it was recorded
 
 
 def measure(trainer: Trainer) -> dict[str, float]:
@@ -187,6 +212,8 @@ def main(cfg: DictConfig) -> None:
     excluded = job.job.config.override_dirname.exclude_keys
     overrides = {key: value for key, value in named_overrides(job.overrides.task) if key not in excluded}
     total = os.environ.get("BNRNN_CELLS")
+    if "joblib" in str(job.launcher.get("_target_", "")):
+        end_with(int(os.environ.get("BNRNN_PARENT", os.getppid())))
     title = f"[cell {job.job.num + 1} of {total}]" if total and not OmegaConf.is_missing(job.job, "num") else ""
     train(without_labels(cfg), Path(job.runtime.output_dir), overrides, title)
 
@@ -194,7 +221,15 @@ def main(cfg: DictConfig) -> None:
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
-    report_errors(main, HydraException, OmegaConfBaseException)
+    os.environ["BNRNN_PARENT"] = str(os.getpid())  # the workers of a sweep end with this process
+    report_errors(_run, HydraException, OmegaConfBaseException)
+
+
+def _run() -> None:
+    try:
+        main()
+    except HydraException as error:
+        raise BnrnnError(with_nearest_key(error, lambda: keys_of(compose_config()))) from error
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from bnrnn.bench.speech import speech_case
 from bnrnn.bench.timing import NAIVE, NN_LSTM, Case, Plan, engines, fastest, measure, say, set_precision
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.files import write_json
+from bnrnn.files import write_record
 from bnrnn.heap import keep_heap
 from bnrnn.scan import set_backend
 from bnrnn.scan.native.peak import peak
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None, shapes: dict[str, Shape] = layers.SHAPES
     precision = args.precision or ("tf32" if device.type == "cuda" else "float32")
     result = everything(shapes, plan or (QUICK if args.quick else FULL), device, precision, args.peers)
     out_dir = args.out_dir or ROOT / ("outputs" if args.shapes else "results") / "bench"
-    write_json(out_dir / f"{result['name']}.json", result)
+    write_record(out_dir / f"{result['name']}.json", result)
     print(render(result))
 
 

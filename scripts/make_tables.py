@@ -6,16 +6,17 @@ python scripts/make_tables.py --show KEY --results DIR    one experiment: print 
 """
 
 import argparse
-import json
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hydra.errors import HydraException
 
 from bnrnn.bench.page import render_brief, render_file
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.files import read_record, write_text
 from bnrnn.report import plots
 from bnrnn.report.claims import claim_keys, load_analysis, load_claim
 from bnrnn.report.claims_page import render as render_claims
@@ -43,7 +44,12 @@ def measured_keys() -> list[str]:
 def page(key: str) -> str:
     """The page of a table or figure."""
     analysis = load_analysis(key)
-    return analysis.render(json.loads((RESULTS / f"{key}.json").read_text())) if analysis else render(key, RESULTS)
+    return analysis.render(stored(key, RESULTS)) if analysis else render(key, RESULTS)
+
+
+def stored(key: str, results_dir: Path) -> dict[str, Any]:
+    """The numbers of an analysis."""
+    return read_record(results_dir / f"{key}.json", f"make reproduce-{key.replace('/', '-')}")
 
 
 def draw(key: str, results_dir: Path) -> list[Path]:
@@ -51,7 +57,7 @@ def draw(key: str, results_dir: Path) -> list[Path]:
     claim, analysis = load_claim(key), load_analysis(key)
     if analysis:
         path = results_dir / f"{key}.png"
-        analysis.draw(json.loads((results_dir / f"{key}.json").read_text()), path)
+        analysis.draw(stored(key, results_dir), path)
         return [path]
     if not claim:
         path = results_dir / f"{key}.png"
@@ -113,7 +119,7 @@ def main() -> None:
         show(args.show, args.results)
         return
     for path, text in texts().items():
-        path.write_text(text)
+        write_text(path, text)
     for key in measured_keys():
         draw(key, RESULTS)
 

@@ -1,8 +1,27 @@
+"""Reading files that may be damaged, and writing atomically."""
+
+import errno
+import io
 import json
+import os
+import tarfile
+import zipfile
 
 import pytest
 
-from bnrnn.files import atomic_write, write_json
+from bnrnn import files
+from bnrnn.errors import BnrnnError, mendable
+from bnrnn.files import (
+    atomic_write,
+    read_bytes,
+    read_json,
+    read_record,
+    reading,
+    tar_members,
+    write_json,
+    write_record,
+    zip_members,
+)
 
 
 def test_after_an_error_the_old_file_is_there_and_nothing_else(tmp_path):
@@ -13,3 +32,97 @@ def test_after_an_error_the_old_file_is_there_and_nothing_else(tmp_path):
     with pytest.raises(TypeError), atomic_write(path) as file:
         file.writelines([b"half of", None])
     assert json.loads(path.read_text()) == {"a": 1} and list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_that_fails_its_check_does_not_replace_the_old_one(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    def check(partial):
+        assert partial.read_bytes() == b"new"
+        raise ValueError("damaged on the way")
+
+    with pytest.raises(ValueError, match="on the way"), atomic_write(path, check) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_an_error_of_the_system_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch, number):
+    path = tmp_path / "a.json"
+    write_json(path, 1)
+
+    def fail(file):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+    with pytest.raises(BnrnnError, match=rf"a.json cannot be written \({os.strerror(number)}\): make room"):
+        write_json(path, 2)
+    assert read_json(path, "") == 1 and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_named_and_never_opened(tmp_path):
+    paths = {name: tmp_path / name for name in ("folder", "link", "pipe", "missing")}
+    paths["folder"].mkdir()
+    paths["link"].symlink_to("nowhere")
+    os.mkfifo(paths["pipe"])
+    reasons = {"folder": "it is a folder", "link": "its link leads nowhere", "pipe": "it is no regular file",
+               "missing": "the file is missing"}  # fmt: skip
+    for name, path in paths.items():
+        with pytest.raises(BnrnnError, match=rf"{name} is damaged \({reasons[name]}\): get it again"):
+            read_bytes(path, "get it again")
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), KeyError("x"), EOFError(), RecursionError(), MemoryError(), zipfile.BadZipFile("x")]
+)
+def test_any_error_of_a_reader_names_the_file(tmp_path, error):
+    (tmp_path / "a").write_bytes(b"")
+    found = pytest.raises(BnrnnError, match=r"a is not a list \(.+\): get it again")
+    with found, reading(tmp_path / "a", "get it again", "a list"):
+        raise error
+
+
+def test_a_file_that_is_too_long_is_not_read(tmp_path):
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_bytes(tmp_path / "a", "", most=5) == b"12345"
+    with pytest.raises(BnrnnError, match="more than 4 bytes"):
+        read_bytes(tmp_path / "a", "", most=4)
+
+
+def test_archives_give_their_regular_files_only_and_have_a_limit(tmp_path, monkeypatch):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, kind in (("file", tarfile.REGTYPE), ("link", tarfile.SYMTYPE), ("device", tarfile.CHRTYPE)):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.size = kind, "/etc/passwd", 3 if name == "file" else 0
+            archive.addfile(member, io.BytesIO(b"abc"))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("file", "abc")
+    assert tar_members(tmp_path / "a.tar", lambda n: n == "file") == {"file": b"abc"}
+    assert zip_members(tmp_path / "a.zip", lambda n: True) == {"file": b"abc"}
+    for name in ("link", "device"):
+        with pytest.raises(ValueError, match=f"{name} is no regular file"):
+            tar_members(tmp_path / "a.tar", lambda n, name=name: n == name)
+    monkeypatch.setattr(files, "MOST", 2)
+    for read, name in ((tar_members, "a.tar"), (zip_members, "a.zip")):
+        with pytest.raises(ValueError, match="more than 2 bytes"):
+            read(tmp_path / name, lambda n: n == "file")
+
+
+def test_a_changed_number_in_a_record_is_an_error_and_a_record_without_checksum_is_accepted(tmp_path):
+    path = tmp_path / "a.json"
+    write_record(path, {"value": 1.25, "list": [1, 2]})
+    assert read_record(path, "") == {"value": 1.25, "list": [1, 2]}
+    path.write_text(path.read_text().replace("1.25", "1.35"))
+    with pytest.raises(BnrnnError, match=r"a.json is damaged \(it does not have its checksum\): run again"):
+        read_record(path, "run again")
+    write_json(path, {"value": 1.25})
+    assert read_record(path, "") == {"value": 1.25}
+
+
+def test_errors_of_the_system_and_a_lack_of_memory_can_be_mended_by_the_user():
+    found = mendable(FileExistsError(errno.EEXIST, "File exists", "/a/b"))
+    assert str(found).startswith("/a/b cannot be used (File exists)")
+    assert "not enough memory" in str(mendable(MemoryError()))
+    assert "smaller batch_size" in str(mendable(RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes")))
+    assert mendable(RuntimeError("a bug")) is None and mendable(OSError("without a file")) is None

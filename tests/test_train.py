@@ -138,7 +138,7 @@ def test_a_packed_checkpoint_is_small_and_resumes_as_the_checkpoint_does(tmp_pat
 
 def test_a_damaged_packed_checkpoint_is_named(tmp_path):
     checkpoint.packed(tmp_path / CHECKPOINT).write_bytes(b"\x1f\x8bnothing")
-    with pytest.raises(BnrnnError, match=r"checkpoint.pt.gz cannot be read .*: remove it to start the run again"):
+    with pytest.raises(BnrnnError, match=r"checkpoint.pt.gz is not a checkpoint .*: remove it to start the run again"):
         checkpoint.load(tmp_path / CHECKPOINT)
 
 
@@ -298,9 +298,15 @@ def test_the_hash_of_a_result_is_computed_from_its_configuration(tmp_path):
     path = tmp_path / "result.json"
     stored = json.loads(path.read_text())
     assert stored["config_hash"] == result.config_hash
-    path.write_text(json.dumps(stored | {"config_hash": "0" * 16}))
+    path.write_text(json.dumps(as_before_checksums(stored) | {"config_hash": "0" * 16}))
     assert Result.read(path).config_hash == result.config_hash
-    assert train(short(), tmp_path) == result
+    assert train(short(), tmp_path).metrics == result.metrics
+
+
+def as_before_checksums(stored: dict) -> dict:
+    """A result as it was written before results had checksums, versions, pieces and processor times."""
+    added = ("version", "sha256", "pieces", "cpu_seconds", "records_sha256")
+    return {key: value for key, value in stored.items() if key not in added}
 
 
 def with_old_paths(record: dict) -> dict:
@@ -317,8 +323,8 @@ def test_a_result_whose_classes_have_moved_is_read_loaded_and_not_made_again(tmp
     result = train(short(), tmp_path)
     path = tmp_path / "result.json"
     stored = json.loads(path.read_text())
-    path.write_text(json.dumps(stored | {"config": with_old_paths(stored["config"])}))
-    assert Result.read(path) == result == train(short(), tmp_path)
+    path.write_text(json.dumps(as_before_checksums(stored) | {"config": with_old_paths(stored["config"])}))
+    assert Result.read(path).metrics == result.metrics == train(short(), tmp_path).metrics
     model, data = load_trained(tmp_path, "nowhere")
     assert type(model).__name__ == "SequenceModel" and data.t_max == 64
     weights = checkpoint.load(tmp_path / MODEL)["model"]
@@ -357,7 +363,7 @@ def test_a_checkpoint_of_another_config_stops_too(tmp_path):
 
 def test_a_damaged_checkpoint_or_result_is_named(tmp_path):
     (tmp_path / CHECKPOINT).write_bytes(b"half a checkpo")
-    with pytest.raises(BnrnnError, match=r"checkpoint.pt cannot be read .*remove it"):
+    with pytest.raises(BnrnnError, match=r"checkpoint.pt is not a checkpoint .*remove it"):
         train(short(), tmp_path)
     (tmp_path / "result.json").write_text('{"name": "x"')
     with pytest.raises(BnrnnError, match=r"result.json is not the result"):
@@ -499,7 +505,7 @@ def test_a_second_process_is_kept_out_of_a_cell_that_is_being_trained(tmp_path):
         ("device=tpu", "device=tpu is unknown: use auto, cpu or cuda"),
         ("batch_size=1", "at least 2 sequences, got a batch of 1"),
         ("data=smnist", "train-images-idx3-ubyte.gz is missing: run `make data`"),
-        ("optim.decay=2.0", "optim.decay must be in [0, 1)"),
+        ("optim.decay=2.0", "optim.decay=2.0 is not valid: expected a number from 0, below 1"),
     ],
 )
 def test_an_error_of_the_user_is_one_message(tmp_path, monkeypatch, override, message):

@@ -1,6 +1,5 @@
 """Renders the page of a stored benchmark, which scripts/bench.py measured."""
 
-import json
 import statistics
 from collections.abc import Callable
 from itertools import groupby
@@ -10,6 +9,7 @@ from typing import Any
 from bnrnn.bench.layers import SECTION
 from bnrnn.bench.timing import NAIVE, NN_LSTM, ratios, verdict
 from bnrnn.errors import BnrnnError
+from bnrnn.files import read_record
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.scan import ENGINES
 
@@ -139,6 +139,6 @@ def render(result: dict[str, Any]) -> str:
 def render_file(path: Path, of: Callable[[dict[str, Any]], str] = render) -> str:
     """The page of a stored benchmark, or another rendering `of` it. Raises BnrnnError if it is not a benchmark."""
     try:
-        return of(json.loads(path.read_text()))
+        return of(read_record(path, "run `make bench`"))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise BnrnnError(f"{path} is not a benchmark of this version ({error!r}): run `make bench`") from None

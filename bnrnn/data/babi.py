@@ -5,12 +5,13 @@ stories are used for validation.
 """
 
 import re
-import tarfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from bnrnn.data.cloze import SPECIAL, Cloze, Text, encode, tokens
 from bnrnn.errors import BnrnnError
+from bnrnn.files import reading, tar_members
 
 URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
 NUM_QUESTIONS = 1000
@@ -81,13 +82,8 @@ def parse(content: str, source: str) -> Iterator[list[Text]]:
 
 def _member(path: Path, pattern: str) -> str:
     """The text of the single file in the archive whose name matches the pattern."""
-    try:
-        with tarfile.open(path) as archive:
-            names = [name for name in archive.getnames() if re.search(pattern, name)]
-            if len(names) != 1:
-                raise BnrnnError(f"{path} has {len(names)} files like {pattern}, expected 1: is it bAbI, version 1.2?")
-            file = archive.extractfile(names[0])
-            assert file is not None
-            return file.read().decode("utf-8")
-    except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError) as error:
-        raise BnrnnError(f"{path} is damaged ({error}): fetch it again from {URL}") from error
+    with reading(path, f"fetch it again from {URL}"):
+        found = tar_members(path, partial(re.search, pattern))
+        if len(found) != 1:
+            raise BnrnnError(f"{path} has {len(found)} files like {pattern}, expected 1: is it bAbI, version 1.2?")
+        return next(iter(found.values())).decode("utf-8")

@@ -1,9 +1,9 @@
 """Batches of captions and image features for a captioner. An image has several captions; its features are fixed."""
 
 import hashlib
-import json
+import io
+import math
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bnrnn.data.base import DataDefaults
 from bnrnn.data.prepared import list_values
 from bnrnn.errors import BnrnnError
+from bnrnn.files import read_json, reading, zip_members
 from bnrnn.inputs import END, IGNORE, START, Batch, Captioned, References
 
 SPECIAL = ("<start>", "<end>", "<unk>")  # ids 0 to 2
@@ -138,30 +139,40 @@ class CaptionData(DataDefaults):
 
 def load_annotations(path: Path) -> dict[str, list[str]]:
     """The captions of each image in a COCO annotation file, by file name. Raises BnrnnError for another format."""
-    try:
-        content = json.loads(path.read_text())
-        names = {image["id"]: image["file_name"] for image in content["images"]}
+    with reading(path, "fetch COCO's annotations again", "a COCO caption file"):
+        content = read_json(path, "fetch COCO's annotations again", "a COCO caption file")
+        names = {image["id"]: str(image["file_name"]) for image in content["images"]}
         found: dict[str, list[str]] = {}
         for annotation in content["annotations"]:
             found.setdefault(names[annotation["image_id"]], []).append(annotation["caption"].strip())
-    except (ValueError, LookupError, TypeError) as error:
-        raise BnrnnError(f"{path} is not a COCO caption file: {error!r}") from error
     return found
 
 
 def load_features(path: Path) -> tuple[list[str], Float[np.ndarray, "N F"]]:
     """The image names and features (N, F) in an .npz file. Raises BnrnnError for wrong shapes and non-finite values."""
-    try:
-        with np.load(path) as arrays:
-            names, features = arrays["file_name"], arrays["features"]
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise BnrnnError(f"{path} is not a feature file ({error}): expected arrays file_name and features") from error
-    if features.ndim != 2 or names.shape != (len(features),):
-        raise BnrnnError(f"{path} has features of shape {features.shape} for {len(names)} names, expected (N, F)")
-    if not np.isfinite(features).all():
-        bad = names[~np.isfinite(features).all(1)][0]
-        raise BnrnnError(f"{path}: the features of {bad} are not finite numbers")
+    remedy = "expected arrays file_name and features; compute them again"
+    with reading(path, remedy, "a feature file"):
+        arrays = zip_members(path, ("file_name.npy", "features.npy").__contains__)
+        names, features = (_array(arrays[f"{name}.npy"]) for name in ("file_name", "features"))
+        if features.dtype.kind not in "fiu" or names.dtype.kind != "U":
+            raise ValueError(f"names are {names.dtype}, features {features.dtype}")
+    if features.ndim != 2 or features.shape[1] < 1 or names.shape != (len(features),):
+        raise BnrnnError(f"{path} has features of shape {features.shape} for {names.size} names, expected (N, F)")
+    finite = (np.abs(features) <= np.finfo(np.float32).max).all(1)  # models compute in float32; NaN is False
+    if not finite.all():
+        raise BnrnnError(f"{path}: the features of {names[~finite][0]} are not finite numbers: compute them again")
     return names.tolist(), features
+
+
+def _array(content: bytes) -> np.ndarray:
+    """The array in an .npy file. Raises ValueError, before memory is taken, if the file is shorter than its array."""
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
+    if math.prod(shape) * dtype.itemsize != len(content) - file.tell():
+        raise ValueError(f"an array of shape {shape} does not fit its file")
+    return np.load(io.BytesIO(content), allow_pickle=False)
 
 
 def pair(captions: dict[str, list[str]], names: list[str], text: str, features: str) -> list[Image]:

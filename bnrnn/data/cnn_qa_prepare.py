@@ -17,8 +17,10 @@ The vocabulary follows the reader released with Cooijmans et al. 2016: words are
 word, and words that occur only once in the training split are left out.
 """
 
+import os
 import re
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -33,7 +35,8 @@ from bnrnn.data.cloze import NUM, SPECIAL, UNK, Text, is_number, most_relevant
 from bnrnn.data.cnn_qa import COMMAND, VERSION, load_questions
 from bnrnn.data.prepared import digest, read_parts, save_prepared
 from bnrnn.errors import BnrnnError
-from bnrnn.files import atomic_write
+from bnrnn.files import atomic_write, read_bytes
+from bnrnn.processes import end_with
 
 SPLITS = {"train": "training", "valid": "validation", "test": "test"}  # our split, and the folder of the corpus
 PART = 2000  # files that are read together; an interrupted preparation reads at most so many again per process
@@ -129,9 +132,11 @@ def read_questions(names: Sequence[str], most_skipped: int) -> dict[str, list[st
     for name in names:
         text, malformed = Text([], [], ""), ""
         try:
-            text = parse(Path(name).read_bytes())
-        except (Malformed, OSError) as error:
+            text = parse(read_bytes(Path(name), "unpack the corpus again", most=1 << 24))
+        except Malformed as error:
             malformed = f"{name}: {error}"
+        except BnrnnError as error:  # names the file
+            malformed = str(error)
         kept = [sentence for sentence, keep in most_relevant(text.passage, text.question, 4) if keep]
         values = (text.passage, chain.from_iterable(kept), text.question, [text.answer], [malformed])
         for column, value in zip(WORDS, values, strict=True):
@@ -151,7 +156,7 @@ def _encode(words: Mapping[str, Any], folder: Path, num_proc: int) -> dict[str, 
     features = Features(
         full=passage, top4=passage, question=passage, answer=ClassLabel(names=names), answered=Value("bool")
     )
-    encode = partial(encode_questions, index={word: i for i, word in enumerate(names)})
+    encode = partial(encode_questions, parent=os.getpid(), index={word: i for i, word in enumerate(names)})
     options: dict[str, Any] = {
         "batched": True, "num_proc": num_proc if num_proc > 1 else None, "desc": "numbering words",
         "features": features, "remove_columns": list(WORDS), "load_from_cache_file": False,
@@ -191,8 +196,12 @@ class Ids(dict[str, int]):
         return self[word]
 
 
-def encode_questions(rows: Mapping[str, Sequence[str]], index: Mapping[str, int]) -> dict[str, list[Any]]:
-    """Ids of the words, and whether the shortened passage has the answer; malformed rows are left out."""
+def encode_questions(rows: Mapping[str, Sequence[str]], index: Mapping[str, int], parent: int) -> dict[str, list[Any]]:
+    """Ids of the words, and whether the shortened passage has the answer; malformed rows are left out.
+
+    A worker ends with its `parent`, the process that asked for it.
+    """
+    end_with(parent, signal.SIGKILL)
     ids, found = Ids(index), [n for n, malformed in enumerate(rows["malformed"]) if not malformed]
     encoded: dict[str, list[Any]] = {
         column: [[ids[word] for word in rows[column][n].split()] for n in found]

@@ -11,6 +11,7 @@ from bnrnn.data.captions import ArrowFeatures, CaptionData, Image, divide, load_
 from bnrnn.data.image_features import extract, inception_v3
 from bnrnn.data.prepared import load_prepared, save_prepared
 from bnrnn.errors import BnrnnError
+from bnrnn.files import read_bytes
 
 COMMAND = "`python -m bnrnn.prepare coco_captions --weights FILE --year YEAR --data-dir DIR`"
 SPLITS = ("train", "val")  # the names of COCO
@@ -94,4 +95,4 @@ def _annotations(folder: Path, year: int) -> list[Path]:
 
 
 def _digest(annotations: list[Path]) -> str:
-    return sha256("".join(sha256(path.read_bytes()) for path in annotations).encode())
+    return sha256("".join(sha256(read_bytes(path, "fetch COCO's annotations again")) for path in annotations).encode())

@@ -1,10 +1,12 @@
 """Flickr8k (Hodosh et al. 2013), or a part of it: five captions per image, and precomputed features."""
 
 import csv
+import io
 from pathlib import Path
 
 from bnrnn.data.captions import CaptionData, divide, load_features, pair
 from bnrnn.errors import BnrnnError
+from bnrnn.files import read_text, reading
 
 
 class Flickr8k(CaptionData):
@@ -27,8 +29,9 @@ class Flickr8k(CaptionData):
 def load_captions(path: Path) -> dict[str, list[str]]:
     """The captions of each image, by file name. Raises BnrnnError with the number of the first malformed line."""
     found: dict[str, list[str]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        for n, row in enumerate(csv.reader(file), 1):
+    remedy = "fetch it again"
+    with reading(path, remedy):
+        for n, row in enumerate(csv.reader(io.StringIO(read_text(path, remedy), newline="")), 1):
             if n == 1 and row == ["image", "caption"]:
                 continue
             if len(row) != 2 or not all(part.strip() for part in row):

@@ -6,13 +6,14 @@ sentence or the headline of a text with one of its entities hidden; the rest of 
 
 import random
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from bnrnn.data.cloze import SPECIAL, Cloze, Text, encode, most_relevant, sentences, tokens
 from bnrnn.errors import BnrnnError
+from bnrnn.files import reading, zip_members
 
 URL = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/ieer.zip"
 NUM_DOCUMENTS = 94
@@ -63,12 +64,9 @@ def load_ieer(data_dir: Path) -> list[tuple[str, str]]:
         raise BnrnnError(
             f"{data_dir / 'ieer/ieer.zip'} is missing: put it there ({URL}), or set BNRNN_DATA to the folder with it"
         )
-    try:
-        with zipfile.ZipFile(found[0]) as archive:
-            names = sorted(name for name in archive.namelist() if re.search(r"_\d{8}$", name))
-            content = "".join(archive.read(name).decode("latin-1") for name in names)
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
-        raise BnrnnError(f"{found[0]} is damaged ({error}): fetch it again from {URL}") from error
+    with reading(found[0], f"fetch it again from {URL}"):
+        members = zip_members(found[0], partial(re.search, r"_\d{8}$"))
+    content = "".join(text.decode("latin-1") for _, text in sorted(members.items()))
     documents = [
         (" ".join(re.findall(r"<HEADLINE>(.*?)</HEADLINE>", body, re.DOTALL)), text)
         for body, text in re.findall(r"<BODY>((?:(?!</BODY>).)*?<TEXT>(.*?)</TEXT>)", content, re.DOTALL)

@@ -5,6 +5,7 @@ and passes the file.
 """
 
 import hashlib
+import io
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from bnrnn.data.prepared import read_parts
 from bnrnn.data.vision import import_torchvision
 from bnrnn.errors import BnrnnError
+from bnrnn.files import read_bytes, reading
 
 URL = "https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth"
 SHA256 = "0cc3c7bd"  # the first digits of the file's SHA-256, which are part of its name
@@ -40,10 +42,11 @@ def inception_v3(weights: Path | None) -> nn.Module:
     if weights is not None:
         if not weights.exists():
             raise BnrnnError(f"{weights} is missing: download it from {URL}")
-        found = hashlib.sha256(weights.read_bytes()).hexdigest()
+        content = read_bytes(weights, f"download it from {URL}")
+        found = hashlib.sha256(content).hexdigest()
         if not found.startswith(SHA256):
             raise BnrnnError(f"{weights} has SHA-256 {found[:8]}..., expected {SHA256}...: download it from {URL}")
-        network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+        network.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
     network.fc = nn.Identity()
     return network.eval()
 
@@ -56,13 +59,8 @@ def load_image(path: Path) -> Float[Tensor, "3 299 299"]:
     from PIL import Image
 
     transform = import_torchvision().models.Inception_V3_Weights.IMAGENET1K_V1.transforms()
-    try:
-        with Image.open(path) as image:
-            return transform(image.convert("RGB"))
-    except FileNotFoundError as error:
-        raise BnrnnError(f"{path} is missing") from error
-    except (OSError, ValueError, SyntaxError) as error:
-        raise BnrnnError(f"{path} cannot be read as an image ({error}): fetch it again") from error
+    with reading(path, "fetch it again", "a readable image"), Image.open(path) as image:
+        return transform(image.convert("RGB"))
 
 
 def extract(files: Sequence[Path], network: nn.Module, parts: Path, name: str, num_proc: int) -> Any:

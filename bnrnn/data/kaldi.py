@@ -4,17 +4,15 @@ kaldi-native-io reads them. It contains Kaldi's own input code, so it knows ever
 It can read the shape of a matrix without its content; all alignments are therefore checked before training begins.
 """
 
-import gzip
 from collections import defaultdict
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
 from bnrnn.data.frames import FrameData, Utterance
+from bnrnn.data.kaldi_files import first_line, library, load_alignments, load_scp, load_table, shape
 from bnrnn.errors import BnrnnError
 
 MAX_SKIPPED = 0.05  # largest fraction of a split's utterances that may lack an alignment
@@ -87,7 +85,7 @@ class KaldiFrames(FrameData):
                 raise BnrnnError(
                     f"{folder}: the alignment of {name} has {len(labels)} frames, its features have {rows}"
                 )
-            if labels.min() < 0 or labels.max() >= num_states:
+            if rows < 1 or labels.min() < 0 or labels.max() >= num_states:
                 raise BnrnnError(
                     f"{folder}: the alignment of {name} has states {labels.min()} to {labels.max()}, expected 0 to "
                     f"{num_states - 1}: if these are transition ids, convert them with `ali-to-pdf`"
@@ -128,71 +126,8 @@ class Reader:
         try:
             features = np.array(library().FloatMatrix.read(self.where).numpy())
         except RuntimeError as error:
-            raise BnrnnError(f"{self.where} is damaged: {_first_line(error)}") from error
+            raise BnrnnError(f"{self.where} is damaged: {first_line(error)}") from error
         return features if self.scale is None else ((features - self.scale[0]) * self.scale[1]).astype(np.float32)
-
-
-def library() -> ModuleType:
-    try:
-        import kaldi_native_io
-    except ImportError as error:
-        raise BnrnnError("reading Kaldi's archives needs kaldi-native-io: pip install 'bnrnn[speech]'") from error
-    return kaldi_native_io
-
-
-def load_table(path: Path) -> dict[str, str]:
-    """Read lines of a key and a value. Raises BnrnnError for an empty file, a malformed line or a repeated key."""
-    if not path.exists():
-        raise BnrnnError(f"{path} is missing")
-    found: dict[str, str] = {}
-    for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        key, _, value = line.strip().partition(" ")
-        if not key or not value.strip() or key in found:
-            raise BnrnnError(f"{path}, line {n}: expected a new key and a value, found {line!r}")
-        found[key] = value.strip()
-    if not found:
-        raise BnrnnError(f"{path} is empty")
-    return found
-
-
-def load_scp(path: Path) -> dict[str, str]:
-    """The `<archive>:<offset>` of each key, with full paths. Raises BnrnnError for a missing archive and for a pipe."""
-    found = load_table(path)
-    for key, where in found.items():
-        if where.endswith("|"):
-            raise BnrnnError(
-                f"{path}: {key} is read from a command, expected a file: write the features with copy-feats"
-            )
-        archive = Path(path.parent, where.rpartition(":")[0] or where)
-        if not archive.exists():
-            raise BnrnnError(f"{archive} is missing: {path} names it for {key}")
-        found[key] = str(path.parent / where)
-    return found
-
-
-def load_alignments(folder: Path) -> dict[str, np.ndarray]:
-    """The states of every aligned utterance, by its name. Raises BnrnnError for missing or damaged files."""
-    paths = sorted(path for ending in ("gz", "ark", "txt") for path in folder.glob(f"ali*.{ending}"))
-    if not paths:
-        raise BnrnnError(f"{folder} has no ali*.gz, ali*.ark or ali*.txt: write alignments there with ali-to-pdf")
-    found: dict[str, np.ndarray] = {}
-    for path in paths:
-        try:
-            if path.suffix == ".gz":  # read it all: Kaldi's reader would take a damaged end for the end of the file
-                with gzip.open(path) as file:
-                    while file.read(2**20):
-                        pass
-            source = f"ark:gunzip -c '{path}'|" if path.suffix == ".gz" else f"ark:{path}"
-            with library().SequentialInt32VectorReader(source) as reader:
-                for key, states in reader:
-                    if key in found:
-                        raise BnrnnError(
-                            f"{path}: {key} has a second alignment, expected one: remove the old ali* files"
-                        )
-                    found[key] = np.array(states, np.int32)
-        except (OSError, EOFError, RuntimeError) as error:
-            raise BnrnnError(f"{path} is not an archive of alignments: {_first_line(error)}") from error
-    return found
 
 
 def load_statistics(folder: Path, num_features: int) -> dict[str, Float[np.ndarray, "2 K"]]:
@@ -202,14 +137,15 @@ def load_statistics(folder: Path, num_features: int) -> dict[str, Float[np.ndarr
     """
     found = {}
     for speaker, where in load_scp(folder / "cmvn.scp").items():
+        expected = (2, num_features + 1)
+        if (found_shape := shape(speaker, where)) != expected:
+            raise BnrnnError(f"{where}: statistics of {speaker} have shape {found_shape}, expected {expected}")
         try:
             sums = np.array(library().DoubleMatrix.read(where).numpy())
         except RuntimeError as error:
-            raise BnrnnError(f"{where} has no statistics of {speaker}: {_first_line(error)}") from error
-        if sums.shape != (2, num_features + 1) or sums[0, -1] < 1:
-            raise BnrnnError(
-                f"{where}: statistics of {speaker} have shape {sums.shape}, expected (2, {num_features + 1})"
-            )
+            raise BnrnnError(f"{where} has no statistics of {speaker}: {first_line(error)}") from error
+        if not np.isfinite(sums).all() or sums[0, -1] < 1:
+            raise BnrnnError(f"{where}: statistics of {speaker} are not finite or count no frame: write them again")
         found[speaker] = sums
     return found
 
@@ -218,17 +154,3 @@ def mean_and_scale(sums: Float[np.ndarray, "2 K"]) -> tuple[Float[np.ndarray, " 
     """The mean to subtract and the factor to multiply with, so that features have mean 0 and variance 1."""
     mean = sums[0, :-1] / sums[0, -1]
     return mean, 1 / np.sqrt(np.maximum(sums[1, :-1] / sums[0, -1] - mean**2, 1e-20))
-
-
-def shape(name: str, where: str) -> tuple[int, int]:
-    """Number of rows and columns of a matrix in an archive. Raises BnrnnError if it cannot be read."""
-    try:
-        found: Any = library().MatrixShape.read(where)
-    except RuntimeError as error:
-        raise BnrnnError(f"{where} has no features of {name}: {_first_line(error)}") from error
-    return found.num_rows, found.num_cols
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.removeprefix("[E] ") for line in str(error).splitlines() if line.startswith("[E]")]
-    return lines[0] if lines else str(error)

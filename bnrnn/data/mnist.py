@@ -1,7 +1,5 @@
 """MNIST pixel by pixel, in order or permuted (Le et al. 2015), as in Cooijmans et al. 2016, section 5.1."""
 
-import gzip
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ from torch import Tensor
 from bnrnn.data.base import PixelSequences, sha256
 from bnrnn.data.download import fetch
 from bnrnn.errors import BnrnnError
+from bnrnn.files import read_bytes
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
 # SHA-256 of the uncompressed files: compressed copies from other sources differ in the time stamp of their header.
@@ -28,6 +27,7 @@ ARCHIVES = {  # MD5 of the compressed files behind URL
     "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
 NUM_VALID = 10_000
+MOST = 1 << 26  # bytes; the largest file has 47,040,016
 NUM_PIXELS = 784
 
 
@@ -96,12 +96,7 @@ def _read_idx(data_dir: Path, name: str) -> bytes:
             f"{folder / name}.gz is missing: run `make data` (or `python -m bnrnn.prepare mnist "
             f"--data-dir {data_dir}`), or set BNRNN_DATA to the folder that holds mnist/"
         )
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise BnrnnError(f"{path} is damaged or incomplete ({error}): {_mend(data_dir)}") from error
+    content = read_bytes(path, _mend(data_dir), most=MOST)
     _check(path, content, name)
     return content
 

@@ -6,9 +6,9 @@ A prepared folder has a saved `datasets.DatasetDict`, which is memory-mapped whe
 """
 
 import hashlib
-import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from jaxtyping import Int, Shaped
 
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError
-from bnrnn.files import write_json
+from bnrnn.files import read_json, write_json
+from bnrnn.processes import end_with
 
 CHECKSUMS = "checksums.json"
 NUM_PROC = min(8, os.cpu_count() or 1)  # default number of processes; more could fill the memory of a GPU
@@ -49,7 +50,7 @@ def read_parts(
     ]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
-        write = partial(_write_part, read=read, features=features)
+        write = partial(_write_part, read=read, features=features, parent=os.getpid())
         processes = min(num_proc, len(missing))
         Dataset.from_list(missing).map(
             write, num_proc=processes if processes > 1 else None, desc=desc, new_fingerprint="parts"
@@ -57,9 +58,12 @@ def read_parts(
     return concatenate_datasets([Dataset.from_file(str(part)) for part in parts])
 
 
-def _write_part(row: Mapping[str, Any], read: Callable[[list[str]], Mapping[str, Any]], features: Any) -> None:
+def _write_part(
+    row: Mapping[str, Any], read: Callable[[list[str]], Mapping[str, Any]], features: Any, parent: int
+) -> None:
     from datasets.arrow_writer import ArrowWriter
 
+    end_with(parent, signal.SIGKILL)
     unfinished = Path(row["part"]).with_suffix(
         f".{os.getpid()}"
     )  # a process of a killed command may still write its own
@@ -99,10 +103,15 @@ def load_prepared(folder: Path, version: str, command: str, sources: str | None 
     if not folder.exists():
         raise BnrnnError(f"{folder} is missing: run {command}, or set BNRNN_DATA to the folder of your datasets")
     try:
-        known = json.loads((folder / CHECKSUMS).read_text())
-    except (OSError, ValueError):
-        known = {}
-    if known.get("version") != version:
+        known = read_json(folder / CHECKSUMS, "")
+        known = {
+            "version": known["version"],
+            "sources": known["sources"],
+            "sha256": {k: str(v) for k, v in known["sha256"].items()},
+        }
+    except (ValueError, LookupError, TypeError, AttributeError):
+        known = {"version": None}
+    if known["version"] != version:
         problem = f"is damaged or was prepared by another version of bnrnn: {CHECKSUMS} does not say {version!r}"
     elif wrong := sorted(dict(known["sha256"].items() ^ _checksums(folder).items())):
         problem = f"is damaged: {', '.join(wrong)}"

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from bnrnn.data.download import fetch
 from bnrnn.data.language import CHUNK, Segments, check_symbols, render_sizes
 from bnrnn.errors import BnrnnError
-from bnrnn.files import atomic_write
+from bnrnn.files import atomic_write, reading
 
 URL = "http://mattmahoney.net/dc/text8.zip"
 ARCHIVE = "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"  # SHA-256 of text8.zip
@@ -58,7 +58,7 @@ def load_text8(data_dir: Path, prefix: bool) -> UInt8[np.ndarray, " _"]:
     remedy = f"run `make data` (or `python -m bnrnn.prepare text8 --data-dir {data_dir}`)"
     remedy += " and use data=text8" if prefix else ""
     path = _find(data_dir / "text8", prefix, remedy)
-    text = _open(path, str(path), remedy)
+    text = _open(path, remedy)
     if not len(text):
         raise BnrnnError(f"{path} is empty, expected text8 or a beginning of it: {remedy}")
     if prefix:
@@ -74,7 +74,7 @@ def prepare_text8(data_dir: Path) -> None:
     if not _is_good(data_dir):
         archive = fetch(URL, f"sha256:{ARCHIVE}", folder, "text8-downloaded.zip")  # keeps a text8.zip of the user
         with atomic_write(folder / "text8") as file:
-            file.write(_open(archive, str(archive), f"put text8.zip into {folder} by hand").data)
+            file.write(_open(archive, f"put text8.zip into {folder} by hand").data)
         archive.unlink()  # the plain file is enough, and can be memory-mapped
     print(f"{folder}: complete")
 
@@ -91,9 +91,9 @@ def _find(folder: Path, prefix: bool, remedy: str) -> Path:
     return chosen[0]
 
 
-def _open(path: Path, source: str, remedy: str) -> UInt8[np.ndarray, " _"]:
+def _open(path: Path, remedy: str) -> UInt8[np.ndarray, " _"]:
     """The bytes of a plain file, memory-mapped, or those in a compressed file: at most one more than text8 has."""
-    try:
+    with reading(path, remedy):
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive, archive.open("text8") as file:
                 return np.frombuffer(file.read(SIZE + 1), np.uint8)
@@ -101,11 +101,6 @@ def _open(path: Path, source: str, remedy: str) -> UInt8[np.ndarray, " _"]:
             with gzip.open(path) as file:
                 return np.frombuffer(file.read(SIZE + 1), np.uint8)
         return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
-    except (OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
-        size = path.stat().st_size
-        raise BnrnnError(
-            f"{source} is damaged or incomplete ({error}): expected text8, found {size:,} bytes: {remedy}"
-        ) from error
 
 
 def _check_whole(source: str, text: UInt8[np.ndarray, " _"], remedy: str) -> None:

@@ -8,9 +8,9 @@ tied states of a speech recognizer.
 import hashlib
 import io
 import re
-import tarfile
 import wave
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 
 from bnrnn.data.frames import FrameData, Utterance
 from bnrnn.errors import BnrnnError
+from bnrnn.files import reading, tar_members
 
 URL = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/timit.zip"
 RATE, SHIFT, WIDTH = 16_000, 160, 400  # samples per second, samples between two frames, samples in a frame
@@ -73,15 +74,9 @@ def load_archive(folder: Path) -> tuple[Path, dict[str, bytes]]:
             f"{folder} has no timit*.tar.gz: put the sample there ({URL}), or set BNRNN_DATA to the folder that holds "
             "speech/"
         )
-    try:
-        with tarfile.open(found[0]) as archive:
-            files = {}
-            for member in archive:
-                match = re.search(r"([^/]+/[^/]+\.(?:wav|phn))$", member.name)
-                if match is not None and (file := archive.extractfile(member)) is not None:
-                    files[match[1]] = file.read()
-    except (OSError, EOFError, tarfile.TarError) as error:
-        raise BnrnnError(f"{found[0]} is damaged ({error}): fetch it again from {URL}") from error
+    with reading(found[0], f"fetch it again from {URL}"):
+        members = tar_members(found[0], partial(re.search, r"[^/]+/[^/]+\.(wav|phn)$"))
+    files = {"/".join(name.split("/")[-2:]): content for name, content in members.items()}
     lacking = sorted(n for n in files if n.endswith(".wav") and n.removesuffix("wav") + "phn" not in files)
     if lacking or not files:
         what = f"{lacking[0]} has no .phn file" if lacking else "no .wav files"
@@ -127,13 +122,16 @@ def read_wave(content: bytes, source: str) -> Int[np.ndarray, " N"]:
     try:
         with wave.open(io.BytesIO(content)) as file:
             kind = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-    except (wave.Error, EOFError, ValueError) as error:
+            claimed = file.getnframes()
+            samples = np.frombuffer(file.readframes(min(claimed, len(content))), "<i2")
+    except (wave.Error, EOFError, ValueError, OverflowError, MemoryError) as error:
         raise BnrnnError(f"{source} is not a .wav file: {error}") from error
     if kind != (1, 2, RATE):
         raise BnrnnError(
             f"{source} has {kind[0]} channels of {8 * kind[1]} bits at {kind[2]:,} Hz, expected 1 of 16 at {RATE:,}"
         )
+    if len(samples) != claimed:
+        raise BnrnnError(f"{source} has {len(samples):,} samples, but claims {claimed:,}: fetch it again from {URL}")
     if len(samples) < WIDTH:
         raise BnrnnError(f"{source} has {len(samples)} samples, expected at least the {WIDTH} of one frame")
     return samples

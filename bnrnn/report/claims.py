@@ -10,13 +10,24 @@ import yaml
 
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
+from bnrnn.files import read_text, reading
 
 NOT_TABLES = ("paper", "claims", "needs")  # sections of a claims.yaml that are not tables or figures
 
 
 @cache
-def _read(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text())
+def read_claims(path: Path) -> dict[str, Any]:
+    """The content of a claims.yaml. Raises BnrnnError unless it has named sections."""
+    remedy = "restore it with git"
+    with reading(path, remedy, "a file of claims"):
+        content = yaml.safe_load(read_text(path, remedy, "a file of claims"))
+        sections = {**content, "paper": {}}
+        if not isinstance(content["paper"], str) or not all(isinstance(part, dict) for part in sections.values()):
+            raise ValueError("expected the name of the paper, and sections with keys")
+        for name, claim in sections.get("claims", {}).items():
+            if not {"says", "where", "tests"} <= claim.keys() or not all("rule" in test for test in claim["tests"]):
+                raise ValueError(f"claim {name} needs says, where and tests, each with its rule")
+    return content
 
 
 def load_claim(key: str) -> dict[str, Any]:
@@ -28,7 +39,7 @@ def load_claim(key: str) -> dict[str, Any]:
     path = ROOT / "experiments" / paper / "claims.yaml"
     if not name or not path.exists():
         return {}
-    claims = _read(path)
+    claims = read_claims(path)
     if name not in claims:
         raise BnrnnError(f"{path} has no entry {name!r}: it has {', '.join(k for k in claims if k not in NOT_TABLES)}")
     return claims[name]
@@ -36,7 +47,7 @@ def load_claim(key: str) -> dict[str, Any]:
 
 def load_paper(paper: str) -> str:
     """Authors, year and title of a paper by its key, such as cooijmans2016."""
-    return _read(ROOT / "experiments" / paper / "claims.yaml")["paper"]
+    return read_claims(ROOT / "experiments" / paper / "claims.yaml")["paper"]
 
 
 def needed(key: str) -> tuple[list[str], list[Path]]:
@@ -50,7 +61,7 @@ def needed(key: str) -> tuple[list[str], list[Path]]:
     if not path.exists():
         raise BnrnnError(f"{key} is unknown: {path.relative_to(ROOT)} does not exist; use <paper>/<table or figure>")
     recipes, analyses = [], []
-    for part in _read(path).get("needs", {}).get(name, [name]):
+    for part in read_claims(path).get("needs", {}).get(name, [name]):
         claim = load_claim(f"{paper}/{part}")
         if "analysis" in claim:
             analyses.append(Path("experiments", paper, claim["analysis"]))
@@ -63,7 +74,7 @@ def needed(key: str) -> tuple[list[str], list[Path]]:
 def claim_keys() -> list[str]:
     """The keys `<paper>/<table>` of all entries."""
     files = sorted((ROOT / "experiments").glob("*/claims.yaml"))
-    return [f"{file.parent.name}/{name}" for file in files for name in _read(file) if name not in NOT_TABLES]
+    return [f"{file.parent.name}/{name}" for file in files for name in read_claims(file) if name not in NOT_TABLES]
 
 
 def load_analysis(key: str) -> ModuleType | None:

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from bnrnn.config import label, sweep
+from bnrnn.files import atomic_write
 from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim
 from bnrnn.report.runs import Run, load_runs, longest
@@ -171,5 +172,6 @@ def draw_gallery(images: list[dict[str, Any]], pictures: list[Any], path: Path) 
 def save(fig: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.tight_layout()
-    fig.savefig(path, dpi=120, metadata={"Software": None})
+    with atomic_write(path) as file:
+        fig.savefig(file, format=path.suffix[1:], dpi=120, metadata={"Software": None})
     plt.close(fig)

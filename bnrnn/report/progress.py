@@ -15,11 +15,13 @@ from hydra.errors import HydraException
 
 from bnrnn.config import CONF
 from bnrnn.errors import BnrnnError
+from bnrnn.files import reading
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.checkpoint import CHECKPOINT, packed
 from bnrnn.training.device import choose_device
 from bnrnn.training.lock import is_being_trained
+from bnrnn.training.log import REMEDY
 from bnrnn.training.results import FILE, Result
 
 LONG = "long"
@@ -87,7 +89,7 @@ def load_entries(path: Path, out_dir: Path) -> list[Entry]:
     """The entries of a campaign's file. Raises BnrnnError for a file that cannot be read and for invalid entries."""
     try:
         entries = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise BnrnnError(f"file={path} cannot be read ({error}): use a campaign such as conf/campaign.yaml") from None
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         raise BnrnnError(f"{path} must be a list of entries, each with {', '.join(FIELDS)}: see conf/campaign.yaml")
@@ -174,8 +176,9 @@ def last_record(folder: Path) -> tuple[int, float]:
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, 2) - 4096))
         lines = file.read().split(b"\n")[:-1]  # the last part is empty or an incomplete line
-    record = json.loads(lines[-1]) if lines else {"update": 0, "seconds": 0.0}
-    return record["update"], record["seconds"]
+    with reading(path, REMEDY, "a file of metrics"):
+        record = json.loads(lines[-1]) if lines else {"update": 0, "seconds": 0.0}
+        return int(record["update"]), float(record["seconds"])
 
 
 def total_updates(cell: Cell, experiment: str, known: list[Known]) -> int | None:

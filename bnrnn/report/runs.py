@@ -1,6 +1,8 @@
 """Reads the finished runs of an experiment from results/."""
 
+import json
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -14,11 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn.config import compose_config, sweep
-from bnrnn.data.base import model_sizes
+from bnrnn.data.base import model_sizes, sha256
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import READ, from_loss, sign
 from bnrnn.training.checkpoint import MODEL, load
-from bnrnn.training.log import read_jsonl
+from bnrnn.training.log import METRICS, REMEDY, record_lines
 from bnrnn.training.results import FILE, Result, config_hash, config_record
 from bnrnn.training.search import apply_trial
 
@@ -172,15 +174,30 @@ def is_stale(key: str, budget: str, result: Result) -> bool:
         return True
 
 
+def _load_run(key: str, path: Path, results_dir: Path) -> Run:
+    result = Result.read(path)
+    budget = path.relative_to(results_dir / key).parts[0]
+    lines = record_lines(path.parent / METRICS)
+    if result.records_sha256 not in (None, sha256(b"".join(lines))):
+        raise BnrnnError(f"{path.parent / METRICS} has other records than those to which {FILE} belongs: {REMEDY}")
+    records = [json.loads(line) for line in lines]
+    return Run(path.parent, result.overrides, budget, result, records, is_stale(key, budget, result))
+
+
+@cache
+def _say_left_out(message: str) -> None:
+    """Report once, beside the pages, which only programs read, that a run is missing in them."""
+    print(f"left out: {message}", file=sys.stderr, flush=True)
+
+
 def load_runs(key: str, results_dir: Path) -> list[Run]:
-    """The finished runs of an experiment, in the order of its grid."""
+    """The finished runs of an experiment, in the order of its grid. Damaged ones are reported and left out."""
     runs = []
     for path in run_files(key, results_dir):
-        result = Result.read(path)
-        budget = path.relative_to(results_dir / key).parts[0]
-        stale = is_stale(key, budget, result)
-        records = read_jsonl(path.parent / "metrics.jsonl")
-        runs.append(Run(path.parent, result.overrides, budget, result, records, stale))
+        try:
+            runs.append(_load_run(key, path, results_dir))
+        except BnrnnError as error:
+            _say_left_out(str(error))
     grid = sweep(key)
 
     def place(run: Run) -> list[int]:

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from bnrnn.config import sweep
-from bnrnn.files import write_json
+from bnrnn.files import write_record, write_text
 from bnrnn.metrics import METRICS, SCORES, in_words
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import NONE, markdown, spread
@@ -274,7 +274,7 @@ def publish(
     draw: Callable[[dict[str, Any], Path], None],
 ) -> None:
     """Store the result of an analysis with its page and its figure, and print the page."""
-    write_json(out_dir / f"{key}.json", result)
-    (out_dir / f"{key}.md").write_text(render(result))
+    write_record(out_dir / f"{key}.json", result)
+    write_text(out_dir / f"{key}.md", render(result))
     draw(result, out_dir / f"{key}.png")
     print(render(result))

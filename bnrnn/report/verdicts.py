@@ -1,6 +1,5 @@
 """Judges the claims in `experiments/<paper>/claims.yaml`: runs their tests and combines these into verdicts."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bnrnn.config import ROOT, sweep
 from bnrnn.errors import BnrnnError
+from bnrnn.files import read_record
 from bnrnn.report import rules
-from bnrnn.report.claims import load_analysis
+from bnrnn.report.claims import load_analysis, read_claims
 from bnrnn.report.rules import NOT_SHOWN, PROPERTY, Outcome, Pairing
 from bnrnn.report.runs import Run, load_runs
 
@@ -92,7 +90,7 @@ def load_claims(results_dir: Path, root: Path = ROOT) -> list[Claim]:
     claims = []
     for path in sorted((root / "experiments").glob("*/claims.yaml")):
         paper = path.parent.name
-        for name, entry in (yaml.safe_load(path.read_text()).get("claims") or {}).items():
+        for name, entry in (read_claims(path).get("claims") or {}).items():
             tested = [judge(name, paper, test, results_dir, load, f"{path}: claim {name}") for test in entry["tests"]]
             claims.append(Claim(name, paper, entry["says"], entry["where"], tested))
     return claims
@@ -125,7 +123,7 @@ def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Pa
     path, module = results_dir / f"{key}.json", load_analysis(key)
     if module is None or not path.exists():
         return JudgedTest(name, paper, test, None)
-    result = json.loads(path.read_text())
+    result = read_record(path, f"run {module.__name__}.py again")
     if test.get("updates", result.get("updates")) != result.get("updates"):
         return JudgedTest(name, paper, test, None)
     known = ("scope", "rule", "analysis", "property", "updates", "note", "replaced")

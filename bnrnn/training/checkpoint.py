@@ -1,40 +1,89 @@
-"""Checkpoints: saving and restoring everything that an interrupted run needs to resume with identical results."""
+"""Checkpoints: saving and restoring everything that an interrupted run needs to resume with identical results.
+
+A file of weights is an ordinary file of torch.save, which is a zip archive. Its zip comment has the version of its
+content and the SHA-256 of all bytes before the comment.
+"""
 
 import gzip
 import io
 import random
+import re
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from bnrnn.errors import BnrnnError
-from bnrnn.files import atomic_write
+from bnrnn.data.base import sha256
+from bnrnn.files import atomic_write, read_bytes, reading
 
 CHECKPOINT = "checkpoint.pt"  # the file of an unfinished run
 MODEL = "model.pt"  # the file of a finished run: the selected weights with population statistics
+VERSION = 1  # of the content; increase it when older code could not read the file correctly
+PARTS = ("state", "model", "optimizer", "random", "config")  # what a checkpoint has; a model has two of them
+ZIP_END = b"PK\x05\x06"  # begins the last 22 bytes of a zip archive, which end with the length of its comment
+REMEDY = "remove it to start the run again"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint atomically: if the process is killed, the previous checkpoint remains."""
-    with atomic_write(path) as file:
-        torch.save(state, file)
+    """Write a checkpoint atomically: the previous one remains until the new one was read back and verified.
+
+    Raises BnrnnError if the system refuses to write, as on a full disk.
+    """
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    with atomic_write(path, check=lambda partial: unsealed(partial.read_bytes())) as file:
+        file.write(sealed(buffer.getvalue()))
 
 
 def load(path: Path) -> dict[str, Any] | None:
     """Read a checkpoint to the CPU, or its compressed copy if only that exists. Returns None if neither exists.
 
-    Raises BnrnnError for a file that cannot be read.
+    Files that were written before there were checksums are accepted; the CRC-32 of each of their tensors is verified.
+    Raises BnrnnError for a file that is damaged, of a newer version, or no checkpoint or model.
     """
-    found = next((p for p in (path, packed(path)) if p.exists()), None)
+    found = existing(path)
     if found is None:
         return None
-    try:
-        with gzip.open(found) if found.suffix == ".gz" else found.open("rb") as file:
-            return torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can raise almost any exception
-        raise BnrnnError(f"{found} cannot be read ({error}): remove it to start the run again") from error
+    with reading(found, REMEDY, "a checkpoint"):
+        content = unsealed(read_bytes(found, REMEDY, "a checkpoint"))
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _check_parts(state, path.name)
+    return state
+
+
+def existing(path: Path) -> Path | None:
+    """The path of the checkpoint or, if only that exists, of its compressed copy, damaged or not; None without both."""
+    return next((p for p in (path, packed(path)) if p.exists() or p.is_symlink()), None)
+
+
+def sealed(content: bytes) -> bytes:
+    """A zip archive without a comment, with its version and checksum as the comment."""
+    seal = f"bnrnn {VERSION} sha256 ".encode()
+    content = content[:-2] + (len(seal) + 64).to_bytes(2, "little")
+    return content + seal + sha256(content).encode()
+
+
+def unsealed(content: bytes) -> bytes:
+    """The content, verified by its checksum or, without one, by the CRC-32 of each file in it. Raises ValueError."""
+    seal = re.search(rb"bnrnn (\d+) sha256 ([0-9a-f]{64})\Z", content[-100:])
+    if seal is None:
+        if content[-22:-18] != ZIP_END or zipfile.ZipFile(io.BytesIO(content)).testzip() is not None:
+            raise ValueError("it is incomplete, damaged or another kind of file")
+    elif sha256(content[: -len(seal[0])]) != seal[2].decode():
+        raise ValueError("it does not have its checksum")
+    elif int(seal[1]) > VERSION:
+        raise ValueError(f"it has version {int(seal[1])} of a newer bnrnn, expected at most {VERSION}")
+    return content
+
+
+def _check_parts(state: Any, name: str) -> None:
+    """Raise ValueError if the content is not that of the file with this name."""
+    parts = PARTS if name == CHECKPOINT else ("model", "config")
+    if not isinstance(state, Mapping) or not all(isinstance(state.get(part), Mapping) for part in parts):
+        raise ValueError(f"expected {', '.join(parts)} in it")
 
 
 def packed(path: Path) -> Path:
@@ -44,7 +93,7 @@ def packed(path: Path) -> Path:
 
 def pack(path: Path, most: int) -> bool:
     """Write the compressed copy of a checkpoint. If it has more than `most` bytes, remove it and return False."""
-    content = gzip.compress(path.read_bytes(), mtime=0)
+    content = gzip.compress(unsealed(read_bytes(path, REMEDY, "a checkpoint")), mtime=0)
     if len(content) > most:
         packed(path).unlink(missing_ok=True)
         return False

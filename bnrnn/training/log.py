@@ -1,5 +1,6 @@
 """Records and progress of a run: metrics.jsonl, which programs read, and wandb, lines and progress bars for people."""
 
+import hashlib
 import json
 import math
 import os
@@ -13,8 +14,11 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from bnrnn.files import atomic_write
+from bnrnn.errors import BnrnnError
+from bnrnn.files import atomic_write, read_bytes, writing
 
+METRICS = "metrics.jsonl"
+REMEDY = "restore it, or remove its folder to run again"
 Item = TypeVar("Item")
 
 
@@ -43,14 +47,27 @@ class RunLog:
         title: printed before every line, such as "[cell 3 of 12]".
         num_records: number of existing records to keep. Later ones are discarded; the resumed run rewrites them.
         wandb_run: the return value of wandb.init, or None.
+        sha256: the checksum of the records to keep (see `sync`); None if the checkpoint is too old to have one.
+
+    Raises BnrnnError if there are fewer records, or others, than the checkpoint counted.
     """
 
-    def __init__(self, run_dir: Path, title: str = "", num_records: int = 0, wandb_run: Any = None) -> None:
-        self.path, self.title, self.wandb_run = run_dir / "metrics.jsonl", title, wandb_run
-        kept = read_jsonl(self.path)[:num_records]
+    def __init__(
+        self, run_dir: Path, title: str = "", num_records: int = 0, wandb_run: Any = None, sha256: str | None = None
+    ) -> None:
+        self.path, self.title, self.wandb_run = run_dir / METRICS, title, wandb_run
+        lines = record_lines(self.path)[:num_records]
+        kept = b"".join(lines)
+        self.digest = hashlib.sha256(kept)
+        if len(lines) < num_records or sha256 not in (None, self.digest.hexdigest()):
+            found = f"{len(lines)} records" if len(lines) < num_records else "other records"
+            raise BnrnnError(
+                f"{self.path} is damaged: it has {found}, expected the {num_records} to which the checkpoint belongs: "
+                "restore both files together, or remove their folder to start the run again"
+            )
         with atomic_write(self.path) as file:
-            file.writelines(json.dumps(record).encode() + b"\n" for record in kept)
-        self.file = self.path.open("a")
+            file.write(kept)
+        self.file = self.path.open("ab")
 
     def __enter__(self) -> "RunLog":
         return self
@@ -63,10 +80,19 @@ class RunLog:
     def record(self, update: int, values: dict[str, float]) -> None:
         """Append one record to metrics.jsonl, and send the same values to wandb."""
         finite = {k: v if math.isfinite(v) else None for k, v in values.items()}  # JSON has no NaN
-        self.file.write(json.dumps({"update": update, **finite}) + "\n")
-        self.file.flush()  # records must survive if the process is killed
+        line = (json.dumps({"update": update, **finite}) + "\n").encode()
+        with writing(self.path):
+            self.file.write(line)
+            self.file.flush()  # records must survive if the process is killed
+        self.digest.update(line)
         if self.wandb_run is not None:
             self.wandb_run.log(values, step=update)
+
+    def sync(self) -> str:
+        """Write all records to disk, and return their SHA-256, which the checkpoint holds that counts them."""
+        with writing(self.path):
+            os.fsync(self.file.fileno())
+        return self.digest.hexdigest()
 
     def finish(self, status: str, metrics: dict[str, float]) -> None:
         """Send the status and the final metrics to wandb, for its table of runs."""
@@ -124,12 +150,34 @@ def start_wandb(cfg: DictConfig, config: dict[str, Any], folder: Path, run_name:
     )
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file, [] if there is none. An incomplete last line of a killed process is ignored."""
-    if not path.exists():
+def record_lines(path: Path) -> list[bytes]:
+    """The lines of a metrics file, [] if there is none. An incomplete last line of a killed process is left out.
+
+    Raises BnrnnError, with the number of the line, for one that is no record.
+    """
+    if not path.exists() and not path.is_symlink():
         return []
-    records = []
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            records.append(json.loads(line))
-    return records
+    lines = read_bytes(path, REMEDY, "a file of metrics").splitlines(keepends=True)
+    lines = lines[: len(lines) - (len(lines) > 0 and not lines[-1].endswith(b"\n"))]
+    for n, line in enumerate(lines, 1):
+        if not _is_record(line):
+            raise BnrnnError(f"{path}, line {n}: expected a record with its update and numbers: {REMEDY}")
+    return lines
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    numbers = (int, float)
+    return (
+        isinstance(record, dict)
+        and type(record.get("update")) is int
+        and all(value is None or type(value) in numbers for value in record.values())
+    )
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file (see `record_lines`)."""
+    return [json.loads(line) for line in record_lines(path)]

@@ -43,7 +43,9 @@ class TrainState:
     update: int = 0  # number of updates so far
     evaluated: int = 0  # update of the last evaluation
     num_records: int = 0  # in metrics.jsonl
-    seconds: float = 0.0  # time spent in updates
+    seconds: float = 0.0  # time spent in updates, without the time for which the process was stopped
+    cpu_seconds: float | None = 0.0  # processor time of these updates; None if a part did not record it
+    pieces: list[dict[str, Any]] = field(default_factory=list)  # what trained each part; see bnrnn.training.pieces
     window: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))  # sums since the last record
     largest_norm: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))  # since the last record
     loss: float = math.nan  # in the last record
@@ -51,6 +53,21 @@ class TrainState:
     best: dict[str, Any] | None = None  # update, metrics and weights of the best evaluation
     best_population: dict[str, Any] | None = None  # the same, selected by validation with population statistics
     diverged: bool = False
+
+
+class Clock:
+    """The time of one update. `stop` tells whether the process was stopped meanwhile."""
+
+    def __init__(self, stop: Stop) -> None:
+        stop.continued = False
+        self.stop, self.started, self.cpu_started = stop, time.monotonic(), time.process_time()
+
+    def add_to(self, state: TrainState) -> None:
+        """Add the time since the beginning. Of an update within which the process was stopped, only processor time."""
+        elapsed, cpu = time.monotonic() - self.started, time.process_time() - self.cpu_started
+        state.seconds += min(cpu, elapsed) if self.stop.continued else elapsed
+        if state.cpu_seconds is not None:
+            state.cpu_seconds += cpu
 
 
 @dataclass
@@ -82,6 +99,7 @@ class Trainer:
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
+        """Continue from a snapshot. Raises an error of torch if it belongs to another model."""
         self.model.load_state_dict(snapshot["model"])
         self.optimizer.load_state_dict(snapshot["optimizer"])
         set_random_state(snapshot["random"])
@@ -105,7 +123,7 @@ class Trainer:
                     self._evaluate_if_due()
                     if state.update == cfg.budget.updates:
                         break
-                    started = time.monotonic()
+                    clock = Clock(self.stop)
                     sums = self.update(next(batches))
                     state.window += sums
                     state.largest_norm = state.largest_norm.maximum(sums[2])
@@ -113,7 +131,7 @@ class Trainer:
                     due = state.update % cfg.log_every == 0 or state.update == cfg.budget.updates
                     if due and self.device.type == "cuda":
                         torch.cuda.synchronize(self.device)  # otherwise only the launches would be timed
-                    state.seconds += time.monotonic() - started
+                    clock.add_to(state)
                     if due:
                         self._record_window()
                         bar.set_postfix_str(self._summary(), refresh=False)

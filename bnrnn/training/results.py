@@ -5,26 +5,28 @@ import hashlib
 import json
 import platform
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from bnrnn.config import PACKAGE, ROOT, with_present_paths
 from bnrnn.errors import BnrnnError
-from bnrnn.files import write_json
+from bnrnn.files import read_record, reading, write_record
 from bnrnn.scan import backend
 
 # Options that do not change what is trained: where and how fast a run computes, and what it records. They are not part
 # of a run's identity.
 WHERE = (
     "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every", "data_dir", "out_dir",
-    "wandb",
+    "wandb", "resume",
 )  # fmt: skip
 FILE = "result.json"
+VERSION = 1  # of the content of result.json; increase it when older code could not read it correctly
 
 
 @dataclass
@@ -32,7 +34,9 @@ class Result:
     """One finished run.
 
     `status` is "finished" or "diverged" (see `has_diverged` in bnrnn.training.loop). `metrics` has the metrics of the
-    selected model; `bnrnn.train.measure` describes their names. `seconds` is the time spent in updates.
+    selected model; `bnrnn.train.measure` describes their names. `seconds` is the time spent in updates, without the
+    time for which the process was stopped, and `cpu_seconds` the processor time of these updates. `pieces` says
+    what trained each part of the run (see bnrnn.training.pieces).
     """
 
     name: str
@@ -47,6 +51,9 @@ class Result:
     environment: dict[str, Any]
     config: dict[str, Any]
     data: str = ""  # name and size of the data set
+    cpu_seconds: float | None = None  # None if a part of the run did not record it
+    pieces: list[dict[str, Any]] = field(default_factory=list)  # empty for runs before there were pieces
+    records_sha256: str | None = None  # of metrics.jsonl
 
     @property
     def config_hash(self) -> str:
@@ -54,17 +61,43 @@ class Result:
         return config_hash(self.config)
 
     def write(self, run_dir: Path) -> None:
-        write_json(run_dir / FILE, {**dataclasses.asdict(self), "config_hash": self.config_hash})
+        content = {"version": VERSION, **dataclasses.asdict(self), "config_hash": self.config_hash}
+        write_record(run_dir / FILE, content)
 
     @classmethod
     def read(cls, path: Path) -> "Result":
-        """Read result.json. Raises BnrnnError for a file that is not a result."""
-        try:
-            content = json.loads(path.read_text())
+        """Read result.json. A file from before there were checksums has neither version nor checksum, and is accepted.
+
+        Raises BnrnnError for a file that is not a result, has been changed, or is of a newer version.
+        """
+        remedy, what = "restore it, or remove it to run again", "the result of a run"
+        with reading(path, remedy, what):
+            content = read_record(path, remedy, what)
+            if content.pop("version", 0) > VERSION:
+                raise ValueError(f"it is of a newer bnrnn, expected at most version {VERSION}")
             content.pop("config_hash", None)
-            return cls(**{**content, "config": with_present_paths(content["config"])})
-        except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-            raise BnrnnError(f"{path} is not the result of a run ({error}): remove it to run again") from None
+            result = cls(**{**content, "config": with_present_paths(content["config"])})
+            _check_types(result)
+        return result
+
+
+def _check_types(result: Result) -> None:
+    """Raise ValueError for the first field whose value has another type than programs expect."""
+    kinds: dict[Any, tuple[str, ...]] = {
+        str: ("name", "status", "data"),
+        dict: ("overrides", "metrics", "environment", "config"),
+        list: ("commits", "pieces"),
+        int: ("updates", "best_update", "num_parameters"),
+        (int, float): ("seconds",),
+    }
+    for kind, names in kinds.items():
+        wrong = next((name for name in names if not isinstance(getattr(result, name), kind)), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong} is {getattr(result, wrong)!r}")
+    if result.status not in ("finished", "diverged"):
+        raise ValueError(f"status is {result.status!r}, expected finished or diverged")
+    if not all(isinstance(value, (int, float)) for value in result.metrics.values()):
+        raise ValueError("metrics are no numbers")
 
 
 def config_record(cfg: DictConfig) -> dict[str, Any]:
@@ -118,7 +151,8 @@ def environment(device: torch.device, precision: str = "float32") -> dict[str, A
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
         "device": device.type,
         "hardware": hardware,
         "backend": backend(device, torch.bfloat16 if precision == "bfloat16" else torch.get_default_dtype()),

@@ -12,20 +12,26 @@ class Interrupted(SystemExit):
 class Stop:
     """Context manager that records SIGTERM and SIGINT until the next `check`. A second SIGINT interrupts at once.
 
-    A signal that arrives after the last `check` is raised again at the end of the context, so it is never lost.
+    It also records that the process was stopped (SIGSTOP, Ctrl-Z) and continued, in `continued`. A signal that arrives
+    after the last `check` is raised again at the end of the context, so it is never lost.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.continued = False
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
+    def _continue(self, number: int, frame: FrameType | None) -> None:
+        self.continued = True
+
     def __enter__(self) -> "Stop":
         self.previous = {}
         if threading.current_thread() is threading.main_thread():
             self.previous = {n: signal.signal(n, self._receive) for n in (signal.SIGTERM, signal.SIGINT)}
+            self.previous[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._continue)
         return self
 
     def __exit__(self, *error: object) -> None:

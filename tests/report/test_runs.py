@@ -7,6 +7,7 @@ import pytest
 
 from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError
+from bnrnn.files import read_record, write_record
 from bnrnn.report import plots, tables
 from bnrnn.report.claims import load_claim
 from bnrnn.report.runs import load_runs, trained_runs
@@ -43,11 +44,16 @@ def put(results_dir, key: str, overrides: dict, metrics: dict, records: list[dic
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records or []))
 
 
+def change(path, changes: dict) -> None:
+    """Store a result with other values, and the checksum that belongs to them."""
+    write_record(path, read_record(path, "") | {k: v for k, v in changes.items() if k != "sha256"})
+
+
 def change_recipe(path) -> None:
     """Change the recipe of a stored result: no recipe has this gradient clipping."""
     stored = json.loads(path.read_text())
     stored["config"]["grad_clip"] = 12345.0
-    path.write_text(json.dumps(stored))
+    change(path, stored)
 
 
 def train_records(*losses: float) -> list[dict]:
@@ -148,8 +154,7 @@ def test_a_run_whose_folder_is_deeper_because_of_a_group_path_is_found(tmp_path)
 def test_a_result_that_no_longer_composes_is_stale_and_stops_no_page(tmp_path):
     put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0})
     path = next(tmp_path.rglob("result.json"))
-    stored = json.loads(path.read_text())
-    path.write_text(json.dumps(stored | {"overrides": CELL | {"model.renamed_since": "3"}}))
+    change(path, {"overrides": CELL | {"model.renamed_since": "3"}})
     (run,) = load_runs(WORDS, tmp_path)
     assert run.stale
     assert "| stale |" in tables.render(WORDS, tmp_path)
@@ -170,9 +175,8 @@ def test_a_run_with_a_deleted_key_is_not_stale(tmp_path):
     arguments = [f"experiment={key}", "budget=paper", "~optim.momentum"]
     put(tmp_path, key, {"model": "lstm", "seed": "0"}, {"valid/accuracy": 0.2})
     path = next(tmp_path.rglob("result.json"))
-    stored = json.loads(path.read_text())
     record = config_record(compose_config(*arguments, "model=lstm"))
-    path.write_text(json.dumps(stored | {"overrides": {"model": "lstm", "~optim.momentum": ""}, "config": record}))
+    change(path, {"overrides": {"model": "lstm", "~optim.momentum": ""}, "config": record})
     (run,) = load_runs(key, tmp_path)
     assert not run.stale
     (cell,) = expand([*arguments, "model=lstm", "data=pmnist", "seed=0"])
@@ -215,7 +219,7 @@ def test_analyses_take_the_longest_runs_with_a_model_that_are_not_stale(tmp_path
         (folder / MODEL).touch()
         result = json.loads((folder / FILE).read_text())
         result["updates"] = updates
-        (folder / FILE).write_text(json.dumps(result))
+        change(folder / FILE, result)
     change_recipe(folders[2] / FILE)
     assert [run.stale for run in load_runs(WORDS, tmp_path)] == [False, False, True, False]
     assert [run.seed for run in trained_runs(WORDS, tmp_path)] == ["1"]
@@ -225,3 +229,17 @@ def test_analyses_take_the_longest_runs_with_a_model_that_are_not_stale(tmp_path
     (folders[0] / MODEL).unlink()
     with pytest.raises(BnrnnError, match="no finished run with its model"):
         trained_runs(WORDS, tmp_path)
+
+
+def test_a_damaged_or_foreign_result_is_reported_and_left_out_and_the_others_are_read(tmp_path, capsys):
+    for seed in range(5):
+        put(tmp_path, WORDS, CELL | {"seed": str(seed)}, {"valid/ppl": 120.5}, [{"update": 1, "valid/ppl": 120.5}])
+    paths = sorted((tmp_path / WORDS).glob(f"*/*/{FILE}"))
+    paths[0].write_text(paths[0].read_text().replace("120.5", "120.7"))
+    paths[1].write_bytes(b"\xff\xfe")
+    paths[2].write_text("[1, 2]")
+    (paths[3].parent / "metrics.jsonl").write_text('{"update": 1}\n5\n')
+    assert [run.seed for run in load_runs(WORDS, tmp_path)] == ["4"]
+    reported = capsys.readouterr().err.splitlines()
+    assert len(reported) == 4 and all(line.startswith(f"left out: {tmp_path}") for line in reported)
+    assert "metrics.jsonl, line 2: expected a record" in reported[3]

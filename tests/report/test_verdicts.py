@@ -10,6 +10,7 @@ import yaml
 
 from bnrnn.config import ROOT, compose_config, sweep
 from bnrnn.errors import BnrnnError
+from bnrnn.files import read_record, write_record
 from bnrnn.report import rule_history, rules
 from bnrnn.report.claims import claim_keys, load_claim
 from bnrnn.report.claims_page import (
@@ -76,7 +77,7 @@ def test_where_every_run_diverged_there_is_nothing_to_compare(tmp_path):
     for model in ("lstm", "bn_lstm"):
         put_cell(tmp_path, 0, model, 0.9)
     for path in tmp_path.rglob("result.json"):
-        path.write_text(path.read_text().replace('"status": "finished"', '"status": "diverged"'))
+        write_record(path, read_record(path, "") | {"status": "diverged"})
     found = judged(tmp_path, BETTER)
     assert found.outcome is None and effect_in_words(found) == "–"
 
@@ -102,7 +103,7 @@ def test_of_two_lengths_of_a_run_the_longer_counts_and_a_stale_one_never(tmp_pat
             records = [{"update": 50, "seconds": 1.0, "valid/accuracy": value + better * (model == "bn_lstm")}]
             put(tmp_path, TABLE, cell, {"valid/accuracy": value}, records, budget)
     for path in (tmp_path / TABLE / "paper").rglob("result.json"):
-        path.write_text(path.read_text().replace('"updates": 100', '"updates": 200', 1))
+        write_record(path, read_record(path, "") | {"updates": 200})
     shorter = {**BETTER, "scope": "shorter", "updates": 50, "metric": "valid/accuracy"}
     assert judged(tmp_path, shorter).outcome.effects == pytest.approx((0.15,))
     for path in (tmp_path / TABLE / "paper").rglob("result.json"):

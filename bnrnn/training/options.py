@@ -1,0 +1,106 @@
+"""Checks of a configuration before anything is started: types, ranges and names of its options."""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from bnrnn.config import CONF
+from bnrnn.errors import BnrnnError
+
+MOST_THREADS = 512  # far more than this crash OpenMP
+Rule = tuple[Callable[[Any], bool], str]
+
+
+def _whole(least: int, most: int = 2**53) -> Rule:
+    return lambda v: type(v) is int and least <= v <= most, f"a whole number from {least:,}" + (
+        f" to {most:,}" if most < 2**53 else ""
+    )
+
+
+def _number(least: float | int, below: float | int = math.inf, above: bool = False) -> Rule:
+    text = f"a number {'above' if above else 'from'} {least:g}" + (f", below {below:g}" if below < math.inf else "")
+    return lambda v: type(v) in (int, float) and (least < v if above else least <= v) and v < below, text
+
+
+def _one_of(*values: Any) -> Rule:
+    return lambda v: v in values and type(v) in map(type, values), " or ".join(str(v).lower() for v in values)
+
+
+def _or_null(rule: Rule) -> Rule:
+    return lambda v: v is None or rule[0](v), f"{rule[1]}, or null"
+
+
+SIZE, SWITCH, POSITIVE, SHARE = _whole(1), _one_of(True, False), _number(0, above=True), _number(0, 1)
+# By the whole key or, for keys of model, data and optim, by its last part: these take their values from classes.
+RULES: dict[str, Rule] = {
+    "seed": _whole(0, 2**42),  # the seed of an epoch is a million times this, which must fit into 64 bits
+    "batch_size": SIZE, "population_batch_size": SIZE, "log_every": SIZE, "num_threads": _whole(1, MOST_THREADS),
+    "grad_clip": _number(0), "checkpoint_seconds": _number(0), "sum_over_time": _or_null(SWITCH),
+    "population_every": _or_null(SIZE), "resume": _one_of("same", "changed"),
+    "wandb.mode": _one_of("offline", "online", "disabled"),
+    "budget.updates": _or_null(SIZE), "budget.epochs": SIZE, "budget.eval_every": _or_null(SIZE),
+    "budget.eval_batches": _or_null(SIZE), "budget.population_batches": _or_null(SIZE),
+    "lr_decay.after": _whole(0), "lr_decay.divisor": POSITIVE, "lr_decay.every": SIZE,
+    "lr": POSITIVE, "momentum": SHARE, "decay": SHARE, "dropout": SHARE, "eps": POSITIVE, "input_eps": POSITIVE,
+    "hidden_size": SIZE, "embedding_size": _or_null(SIZE), "depth": SIZE, "num_layers": SIZE, "window": SIZE,
+    "length": _whole(2), "state_noise": _number(0), "vocabulary_size": _whole(4), "least_count": SIZE,
+    "num_states": SIZE, "num_features": SIZE, "max_frames": SIZE, "num_sentences": _or_null(SIZE),
+    "valid_segments": _or_null(SIZE), "bound": _number(0), "scale": _number(0), "year": SIZE,
+    "bidirectional": SWITCH, "mean_skip": SWITCH, "bilinear": SWITCH, "permute_entities": SWITCH, "prefix": SWITCH,
+}  # fmt: skip
+ALSO = ("budget.epochs", "budget.name", "label", "setting")  # keys that train.yaml lacks, but experiments add
+
+
+def check_options(cfg: DictConfig) -> None:
+    """Raise BnrnnError for the first option of a type or range that cannot be trained, and for an unknown one."""
+    values = dict(_leaves(OmegaConf.to_container(cfg, resolve=True)))
+    known = [*_base_keys(), *ALSO]
+    for key, value in values.items():
+        group, _, _ = key.partition(".")
+        if group not in ("model", "data", "optim", "search") and key not in known and group != "lr_decay":
+            raise BnrnnError(f"{key} is no option{_nearest(key, known)}")
+        rule = RULES.get(key) or (RULES.get(key.rpartition(".")[2]) if group in ("model", "data", "optim") else None)
+        if rule is not None and not rule[0](value):
+            raise BnrnnError(f"{key}={value} is not valid: expected {rule[1]}")
+    if values.get("budget.updates") is None and values.get("budget.epochs") is None:
+        raise BnrnnError("budget.updates and budget.epochs are both null: set the length of the run with one of them")
+
+
+def with_nearest_key(error: Exception, keys: Callable[[], list[str]]) -> str:
+    """The message of an error, with the nearest existing key if hydra found an unknown one."""
+    match = re.search(r"Could not override '([^']+)'|unexpected keyword argument '([^']+)'", str(error))
+    if match is None:
+        return str(error)
+    return f"{str(error).splitlines()[0].rstrip('.')}{_nearest(match[1] or match[2], keys())}"
+
+
+def keys_of(cfg: DictConfig) -> list[str]:
+    """All keys of a configuration, such as `budget.updates`."""
+    return [key for key, _ in _leaves(OmegaConf.to_container(cfg, resolve=False))]
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    """The existing key that is most like this one, by its whole name or by its last part."""
+    ends = {k.rpartition(".")[2]: k for k in reversed(known)}
+    near = get_close_matches(key, known, 1, 0.7) or get_close_matches(key.rpartition(".")[2], list(ends), 1, 0.7)
+    return f": did you mean {ends.get(near[0], near[0])}?" if near else ": `--help` lists the options"
+
+
+def _base_keys() -> list[str]:
+    base = yaml.safe_load(Path(CONF, "train.yaml").read_text())
+    return [key for key, _ in _leaves({k: v for k, v in base.items() if k not in ("defaults", "hydra")})]
+
+
+def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys and values of a nested dictionary; lists are values."""
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, tree

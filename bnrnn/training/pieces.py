@@ -1,0 +1,54 @@
+"""The pieces of a run: what trained each part of it. All pieces of a run must agree, or its numbers mean nothing."""
+
+import hashlib
+from typing import Any
+
+from torch import Tensor
+
+from bnrnn.data.base import SequenceData
+from bnrnn.errors import BnrnnError
+
+AGREE = ("backend", "precision", "device", "torch", "numpy", "data")  # what all pieces have in common
+SAMPLES = 50  # batches of each split that enter the digest, evenly spaced
+
+
+def digest(data: SequenceData, batch_size: int) -> str:
+    """A digest of the data: of its description and of up to SAMPLES batches of each split, in the order of the files.
+
+    Splits of up to SAMPLES batches are covered completely. Larger ones would take too long at every start.
+    """
+    found = hashlib.sha256(data.description.encode())
+    for split in ("train", "valid", "test"):
+        total = data.num_batches(split, batch_size)
+        for n in sorted({total * k // SAMPLES for k in range(SAMPLES)}) if total else []:
+            batch = next(data.batches(split, batch_size, None, n))
+            inputs = (batch.inputs,) if isinstance(batch.inputs, Tensor) else tuple(batch.inputs)
+            for part in (*inputs, batch.targets):
+                found.update(part.numpy().tobytes() if isinstance(part, Tensor) else repr(part).encode())
+    return found.hexdigest()[:16]
+
+
+def joined(
+    pieces: list[dict[str, Any]], update: int, commit: str, environment: dict[str, Any], data: str, resume: str
+) -> list[dict[str, Any]]:
+    """The pieces of a run with the present one, which begins at this update.
+
+    A start in the same way as before makes no new piece. Parts from before pieces were recorded are unknown and agree
+    with any.
+
+    Args:
+        pieces: the pieces before.
+        data: the digest of the data.
+        resume: "same" refuses a piece that differs from the one before in AGREE, "changed" accepts it.
+
+    Raises BnrnnError for a piece that is refused.
+    """
+    piece = {"update": update, "commit": commit, **environment, "data": data}
+    before = pieces[-1] if pieces else {}
+    changed = [f"{k}: {before[k]} there, {piece[k]} now" for k in AGREE if k in before and before[k] != piece[k]]
+    if changed and resume != "changed":
+        raise BnrnnError(
+            f"the run was begun in another way ({'; '.join(changed)}): resume it as it was begun, remove its folder to "
+            "run again, or add resume=changed to accept that its parts differ"
+        )
+    return pieces if before == {**piece, "update": before.get("update")} else [*pieces, piece]
