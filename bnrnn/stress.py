@@ -185,7 +185,7 @@ def damage_inputs(folder: Path, count: int, rng: random.Random) -> Counter[str]:
 
 
 def main() -> None:
-    given = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
+    given = {key: value for key, _, value in (argument.partition("=") for argument in sys.argv[1:])}
     if not given.keys() <= {"kills", "inputs", "seed"} or not all(value.isdigit() for value in given.values()):
         raise BnrnnError("usage: python -m bnrnn.stress kills=1000 inputs=1000 seed=0")
     torch.set_num_threads(1)

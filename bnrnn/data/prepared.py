@@ -103,11 +103,11 @@ def load_prepared(folder: Path, version: str, command: str, sources: str | None 
     if not folder.exists():
         raise BnrnnError(f"{folder} is missing: run {command}, or set BNRNN_DATA to the folder of your datasets")
     try:
-        known = read_json(folder / CHECKSUMS, "")
-        known = {
-            "version": known["version"],
-            "sources": known["sources"],
-            "sha256": {k: str(v) for k, v in known["sha256"].items()},
+        content = read_json(folder / CHECKSUMS, "")
+        known: dict[str, Any] = {
+            "version": content["version"],
+            "sources": content["sources"],
+            "sha256": {k: str(v) for k, v in content["sha256"].items()},
         }
     except (ValueError, LookupError, TypeError, AttributeError):
         known = {"version": None}
