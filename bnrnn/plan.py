@@ -30,6 +30,7 @@ from bnrnn.training.cells import Cell, expand
 from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.log import RunLog
 from bnrnn.training.loop import Trainer, TrainState, outputs
+from bnrnn.training.options import check_options
 from bnrnn.training.results import FILE, Result, check_same_config, config_record
 from bnrnn.training.stop import Stop
 
@@ -68,7 +69,9 @@ def cells(arguments: list[str]) -> list[Cell]:
 
 def measure(record: dict[str, Any]) -> Cost:
     """Measure a few real updates and one batch of every kind of evaluation. Nothing is saved."""
-    cfg, device, data, model = build(OmegaConf.create(record))
+    recipe = OmegaConf.create(record)
+    check_options(recipe)
+    cfg, device, data, model = build(recipe)
     cuda = device.type == "cuda"
 
     def seconds(action: Any) -> float:

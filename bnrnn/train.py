@@ -4,6 +4,7 @@ python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 """
 
 import os
+import signal
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -213,7 +214,7 @@ def main(cfg: DictConfig) -> None:
     overrides = {key: value for key, value in named_overrides(job.overrides.task) if key not in excluded}
     total = os.environ.get("BNRNN_CELLS")
     if "joblib" in str(job.launcher.get("_target_", "")):
-        end_with(int(os.environ.get("BNRNN_PARENT", os.getppid())))
+        end_with(int(os.environ.get("BNRNN_PARENT", os.getppid())), signal.SIGKILL)  # after SIGTERM, joblib would wait
     title = f"[cell {job.job.num + 1} of {total}]" if total and not OmegaConf.is_missing(job.job, "num") else ""
     train(without_labels(cfg), Path(job.runtime.output_dir), overrides, title)
 

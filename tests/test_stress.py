@@ -24,12 +24,12 @@ from tests.test_train import interrupt_at, short
 
 
 def test_killed_trainings_end_as_an_undisturbed_one(tmp_path):
-    counts = kill_trainings(tmp_path, 5, random.Random(0))
-    assert counts["kills"] == 5 and counts["equal"] >= 1 and not counts["different"]
+    counts = kill_trainings(tmp_path, 3, random.Random(0))
+    assert counts["kills"] == 3 and counts["equal"] >= 1 and not counts["different"]
 
 
 def test_damaged_inputs_are_named_and_change_nothing(tmp_path):
-    counts = damage_inputs(tmp_path, 80, random.Random(0))
+    counts = damage_inputs(tmp_path, 40, random.Random(0))
     assert not any(counts[name] for name in ("unnamed", "traceback", "hang", "altered")), counts
     assert not any(name.startswith("accepted: model.pt") for name in counts), counts
 
