@@ -155,11 +155,11 @@ def draw_search(key: str, search: dict[str, Any], results_dir: Path, path: Path)
     save(fig, path)
 
 
-def draw_gallery(images: list[dict[str, Any]], pictures: list[Any], path: Path) -> None:
+def draw_gallery(images: list[dict[str, Any]], pixels: list[Any], path: Path) -> None:
     """Small images with the captions of the models and, if there is a `reference`, the caption of a person."""
     fig, panels = plt.subplots(len(images), 2, figsize=(9, 1.5 * len(images)), width_ratios=[1, 4], squeeze=False)
-    for (ax, text), image, picture in zip(panels, images, pictures, strict=True):
-        ax.imshow(picture)
+    for (ax, text), image, own_pixels in zip(panels, images, pixels, strict=True):
+        ax.imshow(own_pixels)
         lines = [f"{label('setting', setting)}: {caption}" for setting, caption in image["captions"].items()]
         if "reference" in image:
             lines.append(f"a person: {image['reference']}")

@@ -76,8 +76,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     data_dir = Path(os.environ.get("BNRNN_DATA", "data"))
     if not any((data_dir / "flickr8k").glob("*.tar")) and path.exists():
         return
-    pictures = thumbnails([image["name"] for image in result["images"]], data_dir)
-    plots.draw_gallery(result["images"], pictures, path)
+    pixels = thumbnails([image["name"] for image in result["images"]], data_dir)
+    plots.draw_gallery(result["images"], pixels, path)
 
 
 def main() -> None:

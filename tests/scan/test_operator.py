@@ -16,8 +16,11 @@ def test_torch_finds_nothing_wrong_with_it(name, arguments, sizes, population):
     given = {k: v.requires_grad_() for k, v in given.items()} | (statistics if population else {})
     call = (name, ",".join(given), list(given.values()), 1e-5, sizes, False, None, True)
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(operator._scan, call, test_utils=utilities)
+    found = torch.library.opcheck(operator._scan, call, test_utils=utilities)
+    assert found == dict.fromkeys(utilities, "SUCCESS")
     with torch.no_grad():
         results = operator._scan(*call)
     backward = (*call[:-1], results, torch.randn_like(results[0]), torch.randn_like(results[1]))
-    torch.library.opcheck(operator._scan_backward, backward, test_utils=("test_schema", "test_faketensor"))
+    utilities = ("test_schema", "test_faketensor")
+    found = torch.library.opcheck(operator._scan_backward, backward, test_utils=utilities)
+    assert found == dict.fromkeys(utilities, "SUCCESS")
