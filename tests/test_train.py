@@ -28,8 +28,9 @@ from bnrnn.training.checkpoint import CHECKPOINT, MODEL
 from bnrnn.training.device import choose_device
 from bnrnn.training.lock import LOCK, Locked, is_being_trained
 from bnrnn.training.log import read_jsonl
-from bnrnn.training.loop import Trainer, TrainState, has_diverged
+from bnrnn.training.loop import Trainer, has_diverged
 from bnrnn.training.results import Result, check_same_config, config_hash, config_record
+from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Interrupted, Stop
 
 SHORT = (

@@ -9,7 +9,7 @@ import pytest
 
 from bnrnn.config import ROOT, compose_config, sweep
 from bnrnn.errors import BnrnnError
-from bnrnn.report import plots, tables
+from bnrnn.report import pages, plots, tables
 from bnrnn.report.claims import claim_keys, load_claim, load_paper
 from bnrnn.report.index import render_index
 from bnrnn.report.runs import Run, load_runs
@@ -354,10 +354,11 @@ def test_a_changed_result_fails_the_check_and_make_tables_updates_the_page(tmp_p
     changed = Result.read(path)
     changed.metrics["test/accuracy"] = 0.123
     changed.write(path.parent)
-    script = runpy.run_path(str(ROOT / "scripts" / "make_tables.py"))["main"]
     given = {"ROOT": tmp_path, "RESULTS": tmp_path / "results", "has_history": lambda: False}
     for name, value in given.items():
-        monkeypatch.setitem(script.__globals__, name, value)
+        monkeypatch.setattr(pages, name, value)
+    pages.claims.cache_clear()
+    script = runpy.run_path(str(ROOT / "scripts" / "make_tables.py"))["main"]
 
     def make_tables(*args: str) -> None:
         monkeypatch.setattr(sys, "argv", ["make_tables.py", *args])
