@@ -147,7 +147,7 @@ def test_two_workers_share_the_runs_a_failed_one_is_listed_last_and_the_status_i
 
 @pytest.mark.slow
 def test_stopped_when_its_time_is_over_it_resumes_bit_for_bit(tmp_path, monkeypatch, capfd):
-    recipe = entry("model=bn_lstm", "data.state_noise=0.1", updates=100)
+    recipe = entry("model=bn_lstm", "data.state_noise=0.1", updates=60)
     whole, stopped = (write(tmp_path / name, recipe) for name in ("whole", "stopped"))
     (reference,), (cell,) = cells_of(whole), cells_of(stopped)
 
