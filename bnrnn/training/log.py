@@ -5,7 +5,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.files import atomic_write, read_bytes, writing
 
 METRICS = "metrics.jsonl"
+LOG = "run.log"  # the lines of a run, for people
 REMEDY = "restore it, or remove its folder to run again"
 Item = TypeVar("Item")
 
@@ -37,6 +39,12 @@ def say(text: str, title: str = "") -> None:
     """Print one line, above the progress bar if there is one."""
     tqdm.write(f"{title} {text}".strip(), file=sys.stdout)
     sys.stdout.flush()
+
+
+def write_log(run_dir: Path, text: str) -> None:
+    """Append a line with the time to the log in the folder of a run."""
+    with writing(run_dir / LOG), (run_dir / LOG).open("a") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
 
 class RunLog:
@@ -74,8 +82,18 @@ class RunLog:
 
     def __exit__(self, *error: object) -> None:
         self.file.close()
-        if self.wandb_run is not None:
-            self.wandb_run.finish(exit_code=0 if error[0] is None else 1)
+        self._to_wandb(lambda run: run.finish(exit_code=0 if error[0] is None else 1))
+
+    def _to_wandb(self, send: Callable[[Any], object]) -> None:
+        """Send something to wandb, if it is on. Its first error, such as a killed process, turns it off."""
+        if self.wandb_run is None:
+            return
+        try:
+            send(self.wandb_run)
+        except Exception as error:
+            self.wandb_run = None
+            reason = (str(error) or "no reason given").splitlines()[0]
+            self.say(f"warning: wandb has ended ({type(error).__name__}: {reason}); the run continues without it")
 
     def record(self, update: int, values: dict[str, float]) -> None:
         """Append one record to metrics.jsonl, and send the same values to wandb."""
@@ -85,8 +103,7 @@ class RunLog:
             self.file.write(line)
             self.file.flush()  # records must survive if the process is killed
         self.digest.update(line)
-        if self.wandb_run is not None:
-            self.wandb_run.log(values, step=update)
+        self._to_wandb(lambda run: run.log(values, step=update))
 
     def sync(self) -> str:
         """Write all records to disk, and return their SHA-256, which the checkpoint holds that counts them."""
@@ -96,12 +113,12 @@ class RunLog:
 
     def finish(self, status: str, metrics: dict[str, float]) -> None:
         """Send the status and the final metrics to wandb, for its table of runs."""
-        if self.wandb_run is not None:
-            self.wandb_run.summary.update({"status": status, **metrics})
+        self._to_wandb(lambda run: run.summary.update({"status": status, **metrics}))
 
     def say(self, text: str) -> None:
-        """Print one line, with the title before it."""
+        """Print one line, with the title before it, and append it to the log in the run's folder."""
         say(text, self.title)
+        write_log(self.path.parent, text)
 
     def bar(self, total: int, initial: int = 0, what: str = "updates") -> tqdm:
         """A progress bar. It is hidden outside a terminal, and if the variable TQDM_DISABLE is set."""
