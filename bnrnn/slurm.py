@@ -13,7 +13,7 @@ from typing import Any
 from bnrnn.errors import BnrnnError
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.failures import failure
-from bnrnn.training.lock import check_locks, holder, is_being_trained
+from bnrnn.training.lock import check_locks, holder, is_being_trained, slurm_job
 from bnrnn.training.log import say
 from bnrnn.training.results import FILE
 from bnrnn.training.stop import Stop
@@ -60,7 +60,7 @@ def queued(jobs: Collection[str]) -> list[Queued]:
 def is_preempted() -> bool:
     """Whether a job of higher priority takes the place of the present one, which may use the rest of its grace time."""
     try:
-        state, since = squeue(f"--jobs={os.environ['SLURM_JOB_ID']}", "--Format=State:30,PreemptTime:30").split()[:2]
+        state, since = squeue(f"--jobs={slurm_job()}", "--Format=State:30,PreemptTime:30").split()[:2]
     except (BnrnnError, ValueError):
         return False
     return state == "RUNNING" and since != "N/A"
@@ -116,13 +116,14 @@ class Task:
             if is_preempted():
                 say("preempted: queued again")
                 signal.raise_signal(signal.SIGUSR2)
+            say(f"stopped by {signal.Signals(stop.received).name}; the runs are saved, and a worker can resume them")
             sys.exit(128 + stop.received)
         if any(statuses):
             sys.exit(max(statuses))
 
     def _wait_for_predecessor(self, cells: list[Cell], stop: Stop) -> bool:
         """Wait until no process of this job trains that was left on a failed node. Returns whether that has come."""
-        end, me = time.monotonic() + self.patience, f"Slurm job {os.environ.get('SLURM_JOB_ID')}"
+        end, me = time.monotonic() + self.patience, f"Slurm job {slurm_job()}"
         while stop.received is None:
             left = [c for c in cells if holder(c.folder).endswith(me) and is_being_trained(c.folder)]
             if not left:

@@ -5,6 +5,7 @@ python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 
 import os
 import signal
+import sys
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -227,6 +228,11 @@ def cli() -> None:
 
 
 def _run() -> None:
+    if "hydra/launcher=slurm" in sys.argv:
+        raise BnrnnError(
+            "hydra/launcher=slurm submits workers, not single runs: use `python -m bnrnn.cluster submit "
+            "experiment=...`, or hydra/launcher=submitit_slurm for one job per run"
+        )
     try:
         main()
     except HydraException as error:

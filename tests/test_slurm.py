@@ -177,7 +177,7 @@ def test_eight_cells_on_two_workers(cluster, tmp_path):
 
 
 def test_a_time_limit_shorter_than_a_cell(cluster, tmp_path):
-    sweep = Sweep(cluster, tmp_path, "seed=0", "budget.updates=12000", task=["timeout_min=2", "signal_delay_s=30"])
+    sweep = Sweep(cluster, tmp_path, "seed=0", "budget.updates=16000", task=["timeout_min=2", "signal_delay_s=45"])
     sweep.end(0, "1 of 1 finished$")
     assert "Requeued job" in sweep.logs() and "resumed at update" in (sweep.cells[0].folder / LOG).read_text()
     sweep.check()
@@ -217,7 +217,7 @@ def test_scontrol_requeue(cluster, tmp_path):
 def test_scancel_of_one_worker_of_two(cluster, tmp_path):
     sweep = Sweep(cluster, tmp_path, "seed=0,1", f"budget.updates={LONG}", tasks=2)
     cell = sweep.started()
-    job = re.search(r"Slurm job (\d+)", (cell.folder / LOCK).read_text())[1]
+    job = re.search(r"Slurm job (\d+_\d)", (cell.folder / LOCK).read_text())[1]
     cluster("scancel", job)
     sweep.end(0, "2 of 2 finished$")
     sweep.check()
@@ -228,7 +228,11 @@ def test_sigterm_from_a_person(cluster, tmp_path):
     sweep = Sweep(cluster, tmp_path, "seed=0", "budget.updates=100000")
     sweep.started()
     cluster("scancel", "--signal=TERM", sweep.job())
-    sweep.end(1, "ends with: ", "0 of 1 finished, 1 left; no worker is left, the same command adds some$")
+    sweep.end(
+        1,
+        "ends with: stopped by SIGTERM; the runs are saved",
+        "0 of 1 finished, 1 left; no worker is left, the same command adds some$",
+    )
     assert cluster.states(sweep.job()) == ["FAILED"]
     assert (sweep.cells[0].folder / CHECKPOINT).exists()
 
@@ -364,7 +368,7 @@ def test_without_accounting(cluster, tmp_path):
         sweep = Sweep(bare, tmp_path / "all", "seed=0,1", "budget.updates=100000", tasks=2)
         sweep.started()
         bare("scancel", sweep.job())
-        sweep.end(1, "_log.out ends with: ", "_log.out ends with: ",
+        sweep.end(1, "_log.out ends with: stopped by SIGTERM", "_log.out ends with: stopped by SIGTERM",
                   "^0 of 2 finished, 2 left; no worker is left, the same command adds some$")  # fmt: skip
     finally:
         bare.stop()
@@ -382,3 +386,21 @@ def test_ctrl_c_says_that_the_workers_continue(cluster, tmp_path):
     waiting = [sys.executable, "-m", "bnrnn.cluster", "wait", *sweep.arguments]
     assert cluster(*waiting).splitlines()[-1] == "1 of 1 finished"
     sweep.check()
+
+
+def test_hydras_own_launcher_saves_at_the_warning_and_resumes(cluster, tmp_path):
+    overrides = [*TINY, f"out_dir={tmp_path}", "seed=0,1", f"budget.updates={LONG}"]
+    options = ["cpus_per_task=1", "mem_gb=1", "timeout_min=30", "max_num_timeout=3"]
+    command = [sys.executable, "-m", "bnrnn.train", *overrides, "hydra/launcher=submitit_slurm",
+               *(f"hydra.launcher.{option}" for option in options)]  # fmt: skip
+    process = subprocess.Popen(command, cwd=ROOT, env=cluster.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    cells = expand(overrides)
+    wait_for(lambda: any(r["update"] >= 60 for r in read_jsonl(cells[0].folder / "metrics.jsonl")))
+    job = re.search(r"Slurm job (\S+)", (cells[0].folder / LOCK).read_text())[1]
+    cluster("scancel", "--signal=USR2", job)
+    output = process.communicate(timeout=600)[0].decode()
+    assert process.returncode == 0, output
+    assert "resumed at update" in (cells[0].folder / LOG).read_text()
+    for cell in cells:
+        expected = undisturbed(tuple(c for c in cell.choices if not c.startswith("out_dir=")))
+        assert without_time(cell.folder) == expected[0]

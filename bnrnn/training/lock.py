@@ -136,8 +136,13 @@ def _mount(path: Path) -> tuple[str, str, set[str]]:
 
 def this_process(number: int) -> str:
     """How a lock names a process of this machine, with the Slurm job if it belongs to one."""
-    job = os.environ.get("SLURM_JOB_ID")
-    return f"process {number} on {socket.gethostname()}" + (f", Slurm job {job}" if job else "")
+    return f"process {number} on {socket.gethostname()}" + (f", Slurm job {job}" if (job := slurm_job()) else "")
+
+
+def slurm_job() -> str:
+    """The Slurm job of this process, such as 12, or 12_0 for a task of an array; it is also known to squeue. Or ""."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
 def holder(run_dir: Path) -> str:

@@ -67,6 +67,45 @@ def test_a_sweep_counts_its_cells_and_skips_the_finished_ones(tmp_path, launcher
         assert cells[0].stat().st_mtime_ns == written[0]
 
 
+class DeadWandb:
+    """A run of wandb whose process has ended."""
+
+    def __init__(self, *broken: str) -> None:
+        self.broken, self.calls, self.summary = broken, [], self
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.broken:
+            raise ConnectionResetError("Connection lost\nat some place")
+
+    def log(self, values, step) -> None:
+        self._call("log")
+
+    def update(self, values) -> None:
+        self._call("update")
+
+    def finish(self, exit_code) -> None:
+        self._call("finish")
+
+
+@pytest.mark.parametrize(("broken", "calls"), [("log", 1), ("update", 3), ("finish", 4)])
+def test_a_dead_process_of_wandb_is_one_line_of_warning(tmp_path, capsys, broken, calls):
+    wandb_run = DeadWandb(broken, "finish")
+    with RunLog(tmp_path, "a run:", wandb_run=wandb_run) as log:
+        log.record(1, {"train/loss": 1.0})
+        log.record(2, {"train/loss": 0.5})
+        log.finish("finished", {})
+    warning = "warning: wandb has ended (ConnectionResetError: Connection lost); the run continues without it"
+    assert capsys.readouterr().out == f"a run: {warning}\n"
+    assert len(wandb_run.calls) == calls and len(read_jsonl(tmp_path / "metrics.jsonl")) == 2
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {re.escape(warning)}\n", (tmp_path / "run.log").read_text())
+
+
+def test_wandb_does_not_replace_the_reason_for_which_a_run_ends(tmp_path):
+    with pytest.raises(SystemExit, match="saved"), RunLog(tmp_path, wandb_run=DeadWandb("finish")):
+        raise SystemExit("saved")
+
+
 def test_records_after_the_checkpoint_are_dropped_and_a_line_cut_off_by_a_kill_is_no_record(tmp_path):
     with RunLog(tmp_path) as log:
         for update in (1, 2, 3):
