@@ -119,7 +119,7 @@ class Task:
             say(f"stopped by {signal.Signals(stop.received).name}; the runs are saved, and a worker can resume them")
             sys.exit(128 + stop.received)
         if any(statuses):
-            sys.exit(max(statuses))
+            sys.exit(1)
 
     def _wait_for_predecessor(self, cells: list[Cell], stop: Stop) -> bool:
         """Wait until no process of this job trains that was left on a failed node. Returns whether that has come."""

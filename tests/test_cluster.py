@@ -258,6 +258,32 @@ def test_a_task_whose_node_failed_waits_for_the_process_that_was_left_and_is_que
     assert "queued again: after 0 seconds" in output and not (cell.folder / "result.json").exists()
 
 
+@pytest.mark.parametrize(("statuses", "code"), [([-9, 0], 1), ([0, 1], 1), ([0, 0], None)])
+def test_a_task_fails_if_a_worker_was_killed_or_a_run_failed(tmp_path, monkeypatch, statuses, code):
+    folder_of(cells_in(tmp_path, "seed=0")).mkdir(parents=True)
+    monkeypatch.setattr(slurm, "run_team", lambda *_: statuses)
+    task = Task([*TINY, f"out_dir={tmp_path}", "seed=0"], 2, 0.0, 1.0, 3)
+    if code is None:
+        task()
+    else:
+        with pytest.raises(SystemExit) as left:
+            task()
+        assert left.value.code == code
+
+
+def test_the_options_that_the_documentation_names_are_in_the_file():
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    table = page.split("## Options")[1].split("**The environment.**")[0]
+    options = set(re.findall(r"(?<![.\w])([a-z_]+)=", table)) | {"workers", "jobs"}
+    assert len(options) > 12
+    assert options <= set(yaml.safe_load((CONF / "hydra" / "launcher" / "slurm.yaml").read_text()))
+    assert set(re.findall(r"`([a-z_]+_s|max_num_timeout)`", page)) == {
+        "signal_delay_s",
+        "max_num_timeout",
+        "wait_for_lock_s",
+    }
+
+
 def mounted(tmp_path: Path, monkeypatch, kind: str, options: str) -> None:
     """Make the mount table say that a folder is on this kind of file system."""
     (tmp_path / "mounts").write_text(

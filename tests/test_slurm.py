@@ -344,14 +344,15 @@ def test_nothing_of_the_environment_is_passed_on(cluster, tmp_path):
 
 
 def test_wandb_is_killed_first(cluster, tmp_path):
-    sweep = Sweep(cluster, tmp_path, "seed=0", "budget.updates=1500", "wandb.mode=offline")
-    cell = sweep.started()
+    sweep = Sweep(cluster, tmp_path, "seed=0,1", "budget.updates=1500", "wandb.mode=offline")
+    cell, second = sweep.started(), sweep.cells[1]
     children = Path(f"/proc/{process_of(cell)}/task/{process_of(cell)}/children").read_text().split()
     assert children
     for child in children:
         os.kill(int(child), signal.SIGKILL)
-    sweep.end(0, "1 of 1 finished$")
+    sweep.end(0, "2 of 2 finished$")
     assert (cell.folder / LOG).read_text().count("warning: wandb has ended") == 1
+    assert "warning" not in (second.folder / LOG).read_text(), "it was started again"
     sweep.check()
 
 

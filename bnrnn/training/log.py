@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,6 +93,7 @@ class RunLog:
             send(self.wandb_run)
         except Exception as error:
             self.wandb_run = None
+            _end_wandb()
             reason = (str(error) or "no reason given").splitlines()[0]
             self.say(f"warning: wandb has ended ({type(error).__name__}: {reason}); the run continues without it")
 
@@ -154,17 +156,30 @@ def start_wandb(cfg: DictConfig, config: dict[str, Any], folder: Path, run_name:
         x_save_requirements=False,
         x_transaction_log_flush_interval=1,  # seconds; a killed process loses at most these records
     )
-    return wandb.init(
-        mode=cfg.wandb.mode,
-        project=cfg.wandb.project,
-        group=cfg.name,
-        name=run_name or cfg.name,
-        id=run_id,
-        resume="allow" if cfg.wandb.mode == "online" else None,
-        config=config,
-        dir=folder,
-        settings=settings,
-    )
+    given: dict[str, Any] = {
+        "mode": cfg.wandb.mode,
+        "project": cfg.wandb.project,
+        "group": cfg.name,
+        "name": run_name or cfg.name,
+        "id": run_id,
+        "resume": "allow" if cfg.wandb.mode == "online" else None,
+        "config": config,
+        "dir": folder,
+        "settings": settings,
+    }
+    try:
+        return wandb.init(**given)
+    except ConnectionError:  # its process, which serves all runs of this one, was killed after an earlier run
+        _end_wandb()
+        return wandb.init(**given)
+
+
+def _end_wandb() -> None:
+    """Forget wandb's process, after it was killed; the next run starts another."""
+    import wandb
+
+    with suppress(Exception):  # it says once more that the process is gone
+        wandb.teardown()
 
 
 def record_lines(path: Path) -> list[bytes]:
