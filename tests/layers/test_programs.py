@@ -76,7 +76,10 @@ def gradients(y: Tensor, model: nn.Module) -> list[Tensor]:
 def check_compiled(name: str) -> None:
     """In evaluation and in training, without a graph break, by the engine that runs otherwise."""
     torch.compiler.reset()
+    torch.manual_seed(0)
     model, x, runs = trained(name), torch.randn(T, B, I), []
+    if name == "bn_rnn":  # no engine of ours rounds here, and batch normalization of few samples amplifies rounding
+        model, x = model.double(), x.double()
     copied = copy.deepcopy(model)
     program = torch.compile(copied, fullgraph=True, backend="aot_eager")
     kind = "rhn" if "rhn" in name else "lstm"
