@@ -203,24 +203,22 @@ def _last_line(path: Path) -> str:
 
 def render_status(cells: list[Cell]) -> str:
     """A table with one row per run: its state, its process, its progress and the time left. Nothing is measured."""
-    experiment = cells[0].choices[0].split("=", 1)[1] if cells[0].choices[0].startswith("experiment=") else ""
-    experiment = experiment or next(c.split("=", 1)[1] for c in cells[0].choices if c.startswith("experiment="))
     known = load_known(cells[0].folder.parent.parent)
     try:
         tasks = queued(submissions(folder_of(cells)).keys())
         workers = describe(tasks)
     except BnrnnError as error:
         tasks, workers = [], str(error)
-    rows = [_row(cell, experiment, known, bool(tasks)) for cell in cells]
+    rows = [_row(cell, known, bool(tasks)) for cell in cells]
     lines = [_failure(cell) for cell, row in zip(cells, rows, strict=True) if row[1] == "failed"]
     counts = Counter(row[1] for row in rows)
-    lines += [f"{experiment}: {', '.join(f'{n} {state}' for state, n in counts.items())}; {workers}"]
+    lines += [f"{cells[0].experiment}: {', '.join(f'{n} {state}' for state, n in counts.items())}; {workers}"]
     table = markdown(["run", "state", "process", "updates", "updates/s", "hours left"], rows)
     return table + "".join(f"{line}\n" for line in lines)
 
 
-def _row(cell: Cell, experiment: str, known: list[Known], has_workers: bool) -> list[str]:
-    run, (done, seconds) = run_of(cell, experiment, known, math.nan), last_record(cell.folder)
+def _row(cell: Cell, known: list[Known], has_workers: bool) -> list[str]:
+    run, (done, seconds) = run_of(cell, known, math.nan), last_record(cell.folder)
     state = "failed" if run.state in ("begun", "left") and failure(cell.folder) else run.state
     state = "queued" if state == "left" and has_workers else state
     name = " ".join(f"{k}={v}" for k, v in cell.overrides.items())

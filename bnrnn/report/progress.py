@@ -130,10 +130,10 @@ def hours_missing(path: Path, out_dir: Path) -> dict[str, float]:
 def runs_of(entry: Entry, out_dir: Path) -> list[Run]:
     """The progress and the time left of each cell of an entry."""
     known = load_known(out_dir / entry.experiment, choose_device("auto").type)
-    return [run_of(cell, entry.experiment, known, entry.hours / len(entry.cells)) for cell in entry.cells]
+    return [run_of(cell, known, entry.hours / len(entry.cells)) for cell in entry.cells]
 
 
-def run_of(cell: Cell, experiment: str, known: list[Known], share: float) -> Run:
+def run_of(cell: Cell, known: list[Known], share: float) -> Run:
     """The progress and the time left of a cell. `share` is an estimate of its hours, used if no speed is known."""
     if (cell.folder / FILE).exists():
         result = Result.read(cell.folder / FILE)
@@ -141,7 +141,7 @@ def run_of(cell: Cell, experiment: str, known: list[Known], share: float) -> Run
     has_begun = any(path.exists() for path in (cell.folder / CHECKPOINT, packed(cell.folder / CHECKPOINT)))
     state = "running" if is_being_trained(cell.folder) else "begun" if has_begun else "left"
     done, seconds = last_record(cell.folder) if state != "left" else (0, 0.0)
-    total = total_updates(cell, experiment, known)
+    total = total_updates(cell, known)
     speed = seconds / done if done else nearest_speed(cell, known)
     if total is None or speed is None:
         return Run(cell.title, state, done, total, max(0.0, share - seconds / 3600), measured=False)
@@ -182,13 +182,13 @@ def last_record(folder: Path) -> tuple[int, float]:
         return int(record["update"]), float(record["seconds"])
 
 
-def total_updates(cell: Cell, experiment: str, known: list[Known]) -> int | None:
+def total_updates(cell: Cell, known: list[Known]) -> int | None:
     """The number of updates of a whole run. For a budget in epochs, it is known only from a run with another seed."""
     if "budget.updates" in cell.overrides:
         return int(cell.overrides["budget.updates"])
     if "budget.epochs" not in cell.overrides:
         short = _read(f"budget/{cell.budget}").get("updates")
-        updates = short or _read(f"experiment/{experiment}").get("budget", {}).get("updates")
+        updates = short or _read(f"experiment/{cell.experiment}").get("budget", {}).get("updates")
         if updates is not None:
             return updates
     same = [k.updates for k in known if k.budget == cell.budget and _but_seed(k.overrides) == _but_seed(cell.overrides)]
