@@ -185,8 +185,8 @@ def _report(cells: list[Cell], since: float, jobs: dict[str, dict[str, Any]]) ->
         if state == "failed":
             say(_failure(cell))
     end = "" if set(states) == {"finished"} else (
-        "; no worker is left, the same command adds some" if "left" in states or "running" in states else
-        "; the same command tries the failed runs again")  # fmt: skip
+        "; no worker is left: submit again to resume" if "left" in states or "running" in states else
+        "; submit again to try the failed runs again")  # fmt: skip
     say(f"{_progress(cells, since)}{end}")
     return int(set(states) != {"finished"})
 

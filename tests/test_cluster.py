@@ -169,7 +169,7 @@ def test_waiting_ends_when_no_worker_is_left_and_lists_what_is_not_finished(tmp_
     assert first.endswith("1 of 3 finished, 1 failed, 1 left; squeue does not answer (down)")
     assert ended.endswith("slurm/7_0_0_log.out ends with: stopped by someone")
     assert of_failed == f"failed: {failed.title}: no data (log: {os.path.relpath(failed.folder)}/run.log)"
-    assert last == "1 of 3 finished, 1 failed, 1 left; no worker is left, the same command adds some"
+    assert last == "1 of 3 finished, 1 failed, 1 left; no worker is left: submit again to resume"
     assert not left.folder.exists()
 
 

@@ -31,6 +31,7 @@ TINY = ["experiment=quickstart", "budget=paper", "model=lstm", "model.hidden_siz
         "budget.eval_batches=1", "budget.population_batches=1", "device=cpu", "checkpoint_seconds=2"]  # fmt: skip
 TASK = ["gpus_per_node=null", "cpus_per_task=1", "mem_gb=1", "timeout_min=30", "signal_delay_s=20"]
 LONG = 4000  # updates of a run that lasts long enough to be disturbed
+LONGER = 16000  # updates of a run that lasts longer than a time limit and than Slurm takes to miss a node
 
 
 class Cluster:
@@ -49,8 +50,8 @@ class Cluster:
                 ["bash", str(SCRIPT), "start", *self.options], env=self.env, stdout=log, stderr=log, check=True
             )
 
-    def stop(self) -> None:
-        self("bash", str(SCRIPT), "wipe")
+    def stop(self, command: str = "stop") -> None:
+        self("bash", str(SCRIPT), command)
 
     def __call__(self, *command: str) -> str:
         run = subprocess.run(command, env=self.env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -147,7 +148,7 @@ def process_of(cell: Cell) -> int:
 def cluster() -> Iterator[Cluster]:
     cluster = Cluster(new_folder())
     yield cluster
-    cluster.stop()
+    cluster.stop("wipe")
 
 
 def new_folder() -> Path:
@@ -177,7 +178,7 @@ def test_eight_cells_on_two_workers(cluster, tmp_path):
 
 
 def test_a_time_limit_shorter_than_a_cell(cluster, tmp_path):
-    sweep = Sweep(cluster, tmp_path, "seed=0", "budget.updates=16000", task=["timeout_min=2", "signal_delay_s=45"])
+    sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONGER}", task=["timeout_min=2", "signal_delay_s=45"])
     sweep.end(0, "1 of 1 finished$")
     assert "Requeued job" in sweep.logs() and "resumed at update" in (sweep.cells[0].folder / LOG).read_text()
     sweep.check()
@@ -189,7 +190,7 @@ def test_a_time_limit_that_is_reached_too_often_is_reported(cluster, tmp_path):
     sweep.started()
     cluster("scancel", "--signal=USR2", sweep.job())
     sweep.end(1, r"ends with: not queued again: it has reached its time limit 1 times \(max_num_timeout\)$",
-              "0 of 1 finished, 1 left; no worker is left, the same command adds some$")  # fmt: skip
+              "0 of 1 finished, 1 left; no worker is left: submit again to resume$")  # fmt: skip
     assert (sweep.cells[0].folder / CHECKPOINT).exists()
     assert cluster.states(sweep.job()) == ["FAILED"]
 
@@ -231,7 +232,7 @@ def test_sigterm_from_a_person(cluster, tmp_path):
     sweep.end(
         1,
         "ends with: stopped by SIGTERM; the runs are saved",
-        "0 of 1 finished, 1 left; no worker is left, the same command adds some$",
+        "0 of 1 finished, 1 left; no worker is left: submit again to resume$",
     )
     assert cluster.states(sweep.job()) == ["FAILED"]
     assert (sweep.cells[0].folder / CHECKPOINT).exists()
@@ -265,7 +266,7 @@ def test_restart_of_both_daemons(cluster, tmp_path):
 
 
 def test_a_node_fails_while_its_step_is_alive(cluster, tmp_path):
-    sweep = Sweep(cluster, tmp_path, "seed=0", "budget.updates=15000", task=["wait_for_lock_s=10"])
+    sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONGER}", task=["wait_for_lock_s=10"])
     cell = sweep.started()
     before = process_of(cell)
     node = cluster("squeue", "-h", f"--jobs={sweep.job()}", "-o%N").strip()
@@ -307,7 +308,7 @@ def test_a_failed_cell_is_listed_with_its_log_and_the_others_are_finished(cluste
     sweep = Sweep(cluster, tmp_path, *cells, tasks=2)
     bad = sweep.cells[0]
     output = sweep.end(1, rf"^failed: {re.escape(bad.title)}: .*run `make data`.*\(log: .*{LOG}\)$",
-                       "^1 of 2 finished, 1 failed; the same command tries the failed runs again$")  # fmt: skip
+                       "^1 of 2 finished, 1 failed; submit again to try the failed runs again$")  # fmt: skip
     assert output.count("failed: ") == 1 and "make data" in (bad.folder / LOG).read_text()
     command = [sys.executable, "-m", "bnrnn.cluster", "status", f"out_dir={tmp_path}"]
     status = cluster(*command)
@@ -370,9 +371,9 @@ def test_without_accounting(cluster, tmp_path):
         sweep.started()
         bare("scancel", sweep.job())
         sweep.end(1, "_log.out ends with: stopped by SIGTERM", "_log.out ends with: stopped by SIGTERM",
-                  "^0 of 2 finished, 2 left; no worker is left, the same command adds some$")  # fmt: skip
+                  "^0 of 2 finished, 2 left; no worker is left: submit again to resume$")  # fmt: skip
     finally:
-        bare.stop()
+        bare.stop("wipe")
         cluster.start()
 
 
