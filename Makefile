@@ -30,7 +30,7 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py;) \
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
-.PHONY: help setup quickstart test test-slurm sanitize lint types check tables data bench stress campaign status sweep-gamma
+.PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare data bench stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -81,6 +81,9 @@ check: setup  ## fail if a rendered table differs from the stored results
 
 tables: setup  ## render tables and figures from results/
 	$(PYTHON) scripts/make_tables.py
+
+compare: setup  ## plot the curves of KEY=cooijmans2016/table1 in the terminal (METRIC=valid/loss OUT=results)
+	$(PYTHON) scripts/compare.py $(or $(KEY),cooijmans2016/table1) --results $(OUT) $(if $(METRIC),--metric $(METRIC))
 
 data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, and verify them
 	$(PYTHON) -m bnrnn.prepare
