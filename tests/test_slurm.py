@@ -378,11 +378,11 @@ def test_without_accounting(cluster, tmp_path):
 
 
 def test_ctrl_c_says_that_the_workers_continue(cluster, tmp_path):
-    sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONGER}")
+    sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONG}")
     sweep.started()
     status = cluster(sys.executable, "-m", "bnrnn.cluster", "status", *sweep.arguments)
     assert re.search(
-        r"seed=0 \| running \| process \d+ on \S+, Slurm job \d+ \| [\d,]+/16,000 \| [\d.]+ \| 0\.\d \|", status
+        r"seed=0 \| running \| process \d+ on \S+, Slurm job \d+ \| [\d,]+/4,000 \| [\d.]+ \| 0\.\d \|", status
     )
     assert "quickstart: 1 running; workers: 1 running (n" in status
     sweep.process.send_signal(signal.SIGINT)
