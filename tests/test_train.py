@@ -506,6 +506,9 @@ def test_a_second_process_is_kept_out_of_a_cell_that_is_being_trained(tmp_path):
         ("batch_size=1", "at least 2 sequences, got a batch of 1"),
         ("data=smnist", "train-images-idx3-ubyte.gz is missing: run `make data`"),
         ("optim.decay=2.0", "optim.decay=2.0 is not valid: expected a number from 0, below 1"),
+        ("budget.updates=0", "budget.updates=0 is not valid: expected a whole number from 1, or null"),
+        ("hydra.run.dir=/proc/x", "/proc/x cannot be used (No such file or directory): choose another path"),
+        (f"hydra.run.dir={'n' * 300}", f"{'n' * 300} cannot be used (File name too long): use shorter names"),
     ],
 )
 def test_an_error_of_the_user_is_one_message(tmp_path, monkeypatch, override, message):
