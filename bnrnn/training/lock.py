@@ -24,9 +24,10 @@ class Locked(BnrnnError):
 def locked(run_dir: Path) -> Iterator[Callable[[], None]]:
     """Hold the lock of a run. The system releases the lock of a killed process. The file says who holds it.
 
-    Yields a function that raises BnrnnError if the lock is no longer that of the folder, because the folder was moved
-    or the file deleted: another process may train there, so nothing may be written any more. `is_being_trained` also
-    takes the lock for an instant, so several attempts are made. Raises Locked if another process trains the run, and
+    Yields a function that raises BnrnnError if the lock is no longer ours: the folder was moved, the file was deleted,
+    or another machine took the lock, because the file system does not share locks between machines. Another process
+    may then train there, so nothing may be written any more. `is_being_trained` also takes the lock for an instant, so
+    several attempts are made. Raises Locked if another process trains the run, and
     BnrnnError if the file system has no locks.
     """
     path = run_dir / LOCK
@@ -41,18 +42,25 @@ def locked(run_dir: Path) -> Iterator[Callable[[], None]]:
         else:
             raise Locked(f"{run_dir} is being trained by another process{_holder(path)}: wait for it or stop it")
 
+        holder = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+
         def check() -> None:
             if not _is_at(file, path):
                 raise BnrnnError(
                     f"{run_dir} was moved, or its {LOCK} deleted, while this process trained there: stopped without "
                     "writing there again. The same command resumes from the last checkpoint, wherever it now is"
                 )
+            if path.read_bytes() != holder:
+                raise BnrnnError(
+                    f"{path} was taken{_holder(path)}: its file system does not share locks between machines. Stopped "
+                    "without writing there again, so that the other process can train on. Start a run on one machine"
+                )
 
-        check()
         with writing(path):
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            file.write(holder)
             file.flush()
+        check()
         yield check
 
 
