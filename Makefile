@@ -76,7 +76,7 @@ data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, 
 bench: setup  ## time the layers, nn.LSTM and a Python loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
 
-stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; hours
+stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; half an hour
 	$(PYTHON) -m bnrnn.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)
 
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml) for HOURS=3, JOBS=2 at a time

@@ -1,7 +1,8 @@
 """Configurations: composing them, the grid of a sweep, and the classes and labels in the files of conf/."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from bnrnn.errors import BnrnnError
+from bnrnn.files import read_text, reading
 
 PACKAGE = Path(__file__).parent
 
@@ -28,8 +30,24 @@ LABELED = ("model", "data")  # nodes that may have a label; the label of a setti
 
 def compose_config(*overrides: str, hydra: bool = False) -> DictConfig:
     """The configuration that `python -m bnrnn.train` would use with these overrides."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"), checking_files():
         return without_labels(compose("train", list(overrides), return_hydra_config=hydra))
+
+
+@contextmanager
+def checking_files() -> Iterator[None]:
+    """Context manager for reading configurations: after any error, a damaged file in conf/ is named if there is one."""
+    try:
+        yield
+    except Exception:
+        for path in sorted(CONF.rglob("*.yaml")):
+            remedy, what = "restore it with git", "a file of options"
+            with reading(path, remedy, what):
+                text = read_text(path, remedy, what)
+                if not isinstance(yaml.safe_load(text), dict | list):
+                    raise ValueError("expected keys and values") from None
+                OmegaConf.create(text)  # refuses a key that occurs twice
+        raise
 
 
 def without_labels(cfg: DictConfig) -> DictConfig:

@@ -18,6 +18,8 @@ def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
     A user can correct a BnrnnError, the types in `also`, errors of the system that name a file, and a lack of memory.
     If hydra's instantiate has wrapped such an error, that error is returned.
     """
+    if isinstance(error, BnrnnError):
+        return error
     cause = error.__cause__ if isinstance(error.__cause__, (BnrnnError, OSError)) else error
     if isinstance(cause, (BnrnnError, *also)):
         return cause

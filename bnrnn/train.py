@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
-from bnrnn.config import CONF, compose_config, without_labels
+from bnrnn.config import CONF, checking_files, compose_config, without_labels
 from bnrnn.data.base import SequenceData, model_sizes
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.files import make_folder, reading
@@ -228,7 +228,8 @@ def cli() -> None:
 
 def _run() -> None:
     try:
-        main()
+        with checking_files():
+            main()
     except HydraException as error:
         raise BnrnnError(with_nearest_key(error, lambda: keys_of(compose_config()))) from error
 

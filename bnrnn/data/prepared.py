@@ -91,11 +91,13 @@ def save_prepared(folder: Path, splits: Any, version: str, sources: str) -> None
     os.replace(unfinished, folder)
 
 
-def load_prepared(folder: Path, version: str, command: str, sources: str | None = None) -> Any:
+def load_prepared(
+    folder: Path, version: str, command: str, sources: str | None = None, given: str = "those given"
+) -> Any:
     """Verify the files of a prepared folder and memory-map them as a `datasets.DatasetDict`.
 
     Raises BnrnnError, with the `command` that prepares it, for a folder that is missing, damaged, of another version,
-    or prepared from other `sources` if these are given.
+    or prepared from other `sources` if these are given. `given` is what the message calls these.
     """
     from datasets import DatasetDict
 
@@ -113,9 +115,9 @@ def load_prepared(folder: Path, version: str, command: str, sources: str | None 
     if known["version"] != version:
         problem = f"is damaged or was prepared by another version of bnrnn: {CHECKSUMS} does not say {version!r}"
     elif wrong := sorted(dict(known["sha256"].items() ^ _checksums(folder).items())):
-        problem = f"is damaged: {', '.join(wrong)}"
+        problem = f"is damaged: {', '.join(wrong)} and {CHECKSUMS} do not agree"
     elif sources not in (None, known["sources"]):
-        problem = "was prepared from other files than those given"
+        problem = f"was prepared from other files than {given}"
     else:
         return DatasetDict.load_from_disk(str(folder), keep_in_memory=False)
     raise BnrnnError(f"{folder} {problem}. Delete it and run {command}")

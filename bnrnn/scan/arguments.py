@@ -10,7 +10,6 @@ from torch import Tensor
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.tracing import traced
 
-
 MOST_FORMS = 1000  # remembered by each check
 
 
