@@ -22,7 +22,7 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-.PHONY: help setup quickstart test sanitize lint types check tables data bench stress campaign status sweep-gamma
+.PHONY: help setup quickstart test sanitize lint types check tables data bench running stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -75,6 +75,10 @@ data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, 
 
 bench: setup  ## time the layers, nn.LSTM and a Python loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
+
+running: setup  ## compare running, exact and batch statistics on short trainings, for docs/layer.md; needs Penn Treebank
+	$(PYTHON) -m bnrnn.bench.running
+	$(PYTHON) scripts/make_tables.py
 
 stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; half an hour
 	$(PYTHON) -m bnrnn.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)

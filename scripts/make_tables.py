@@ -1,6 +1,6 @@
 """Render tables and figures from the results of finished runs.
 
-python scripts/make_tables.py                       render all pages and figures in results/, and README.md's tables
+python scripts/make_tables.py                       render all pages and figures, and the tables in README.md and docs/
 python scripts/make_tables.py --check               fail if a page or a table does not match the results
 python scripts/make_tables.py --show KEY --results DIR    one experiment: print its table and plot its figures
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 from hydra.errors import HydraException
 
+from bnrnn.bench import running
 from bnrnn.bench.page import render_brief, render_file
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
@@ -82,9 +83,9 @@ def texts() -> dict[Path, str]:
         pages[RESULTS / "claims.md"] = render_claims(claims(), hours, measured)
     pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
-    readme = ROOT / "README.md"
-    filled = BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", readme.read_text())
-    return {**pages, **benchmarks, readme: filled}
+    with_blocks = (ROOT / "README.md", ROOT / "docs/layer.md")
+    filled = {p: BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", p.read_text()) for p in with_blocks}
+    return {**pages, **benchmarks, **filled}
 
 
 @cache
@@ -93,7 +94,9 @@ def claims() -> list[Claim]:
 
 
 def block(key: str) -> str:
-    """The content of a block in README.md: the claims, or a benchmark."""
+    """The content of a block in README.md or docs/layer.md: the claims, running statistics, or a benchmark."""
+    if key.startswith("running/"):
+        return running.render(read_record(running.FILE, "make running"), key.partition("/")[2])
     return render_claims_short(claims()) if key == "claims" else render_file(RESULTS / f"{key}.json", render_brief)
 
 

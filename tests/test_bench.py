@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from bnrnn.bench import inference, layers, peers, readers, rhn, speech, timing
+from bnrnn.bench import inference, layers, peers, readers, rhn, running, speech, timing
 from bnrnn.bench.layers import NaiveLSTM, Shape
 from bnrnn.bench.page import render, render_brief
 from bnrnn.bench.rhn import NaiveBNRHN
@@ -254,3 +254,14 @@ def test_the_command_reports_bad_input_in_one_message():
     command = [sys.executable, "scripts/bench.py", "--quick", "--shapes", "S9"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 1 and run.stderr.startswith("error: --shapes S9") and "Traceback" not in run.stderr
+
+
+def test_running_statistics_are_compared_with_the_exact_and_the_batchs_without_disturbing_the_training():
+    case = running.Case(("model.hidden_size=8", "batch_size=100"), 0.01, (2, 13), 1, 2)
+    found = running.measure("digits", case)
+    alone = running.measure("digits", case._replace(updates=(13,)))
+    assert [row["update"] for row in found["rows"]] == [2, 13]  # one epoch has 12 updates
+    assert found["rows"][1] == alone["rows"][0]
+    assert all(len({row[kind] for kind in running.KINDS}) > 1 for row in found["rows"])
+    page = running.render({"date": "today", "cases": {"digits": found}}, "digits")
+    assert f"| 13 | {found['rows'][1]['running']:.3f} | {found['rows'][1]['exact']:.3f} |" in page
