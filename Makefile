@@ -77,7 +77,7 @@ bench: setup  ## time the layers, nn.LSTM and a Python loop (QUICK=1: minutes; D
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
 
 running: setup  ## compare running, exact and batch statistics on short trainings, for docs/layer.md; needs Penn Treebank
-	$(PYTHON) -m bnrnn.bench.running
+	$(PYTHON) -m bnrnn.running
 	$(PYTHON) scripts/make_tables.py
 
 stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; half an hour

@@ -29,9 +29,10 @@ from bnrnn.training import checkpoint
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.log import RunLog
-from bnrnn.training.loop import Trainer, TrainState, outputs
+from bnrnn.training.loop import Trainer, outputs
 from bnrnn.training.options import check_options
 from bnrnn.training.results import FILE, Result, check_same_config, config_record
+from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Stop
 
 NUM_UPDATES = 4  # updates to measure; the first is a warm-up

@@ -33,11 +33,12 @@ from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.device import choose_device, set_precision
 from bnrnn.training.lock import locked
 from bnrnn.training.log import RunLog, say, start_wandb
-from bnrnn.training.loop import Trainer, TrainState
+from bnrnn.training.loop import Trainer
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pieces import digest, joined
 from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit
 from bnrnn.training.search import apply_trial
+from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Stop
 
 

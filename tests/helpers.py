@@ -2,9 +2,10 @@
 
 import functools
 import gc
+import multiprocessing
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,6 +33,15 @@ def without_shape_checks() -> Iterator[None]:
         yield
     finally:
         jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def forked(function: Callable[..., object], *args: object) -> multiprocessing.Process:
+    """A running process that calls a function. As a copy of this one it starts at once, without importing torch."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads of this process wait for messages only
+        process.start()
+    return process  # pyright: ignore[reportReturnType]
 
 
 class _Quiet(SimpleHTTPRequestHandler):

@@ -19,9 +19,9 @@ from bnrnn.train import train
 from bnrnn.training import checkpoint, lock
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
 from bnrnn.training.log import METRICS
-from bnrnn.training.loop import Clock, TrainState
 from bnrnn.training.options import check_options
 from bnrnn.training.results import Result
+from bnrnn.training.state import Clock, TrainState
 from bnrnn.training.stop import Stop
 from tests.test_train import interrupt_at, short
 

@@ -28,9 +28,11 @@ from bnrnn.training.checkpoint import CHECKPOINT, MODEL
 from bnrnn.training.device import choose_device
 from bnrnn.training.lock import LOCK, Locked, is_being_trained
 from bnrnn.training.log import read_jsonl
-from bnrnn.training.loop import Trainer, TrainState, has_diverged
+from bnrnn.training.loop import Trainer, has_diverged
 from bnrnn.training.results import Result, check_same_config, config_hash, config_record
+from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Interrupted, Stop
+from tests.helpers import forked
 
 SHORT = (
     "budget.updates=6",
@@ -445,33 +447,21 @@ def test_a_lock_that_is_held_for_an_instant_does_not_matter_and_one_that_stays_i
         release.join()
 
 
-def start(run_dir: Path, *overrides: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "bnrnn.train", f"hydra.run.dir={run_dir}", *overrides]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-@pytest.mark.slow
-def test_kill_9_at_any_moment_and_start_again_is_as_if_nothing_had_happened(tmp_path):
-    overrides = ("data.state_noise=0.1", "budget.updates=60", "budget.eval_every=7", "log_every=3",
-                 "model.hidden_size=32", "checkpoint_seconds=0.2", "population_batch_size=300")  # fmt: skip
+def test_kill_9_at_any_moment_and_start_again_is_as_if_nothing_had_happened(tmp_path, capsys):
+    overrides = ("data.state_noise=0.1", "budget.updates=40", "budget.eval_every=7", "log_every=3",
+                 "model.hidden_size=16", "checkpoint_seconds=0.05", "population_batch_size=300")  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    reference = start(whole, *overrides)
-    kills = 0
-    for num_records in (1, 12, 25):
-        process = start(killed, *overrides)
-        while process.poll() is None and len(read_jsonl(killed / "metrics.jsonl")) < num_records:
+    for num_records in (1, 7, 14):
+        process = forked(train, short(*overrides), killed)
+        while process.is_alive() and len(read_jsonl(killed / "metrics.jsonl")) < num_records:
             time.sleep(0.01)
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-        process.communicate()
-        assert not (killed / "result.json").exists()
-    process = start(killed, *overrides)
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    assert "resumed at update" in output
-    reference.communicate()
-    assert kills == 3
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL and not (killed / "result.json").exists()
+    capsys.readouterr()
+    train(short(*overrides), killed)
+    assert "resumed at update" in capsys.readouterr().out
+    train(short(*overrides), whole)
     assert without_time(killed) == without_time(whole)
     a, b = (Result.read(d / "result.json") for d in (killed, whole))
     assert a.metrics == b.metrics and a.best_update == b.best_update
@@ -480,20 +470,18 @@ def test_kill_9_at_any_moment_and_start_again_is_as_if_nothing_had_happened(tmp_
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.slow
-def test_a_second_process_is_kept_out_of_a_cell_that_is_being_trained(tmp_path):
-    overrides = ("budget.updates=100000", "checkpoint_seconds=1000")
-    first = start(tmp_path, *overrides)
+def test_a_second_process_is_kept_out_of_a_run_that_is_being_trained(tmp_path, monkeypatch, capfd):
+    arguments = [f"hydra.run.dir={tmp_path}", "model.hidden_size=16", "budget.updates=100000", "log_every=1"]
+    monkeypatch.setattr(sys, "argv", ["bnrnn-train", *arguments])
+    first = forked(cli)
     while not read_jsonl(tmp_path / "metrics.jsonl"):
-        assert first.poll() is None
-        time.sleep(0.05)
-    second = start(tmp_path, *overrides)
-    output, _ = second.communicate()
+        assert first.is_alive()
+        time.sleep(0.02)
+    with pytest.raises(SystemExit, match="is being trained by another process"):
+        cli()
     first.terminate()
-    saved, _ = first.communicate()
-    assert second.returncode == 1 and "is being trained by another process" in output
-    assert "Traceback" not in output
-    assert first.returncode == 1 and "SIGTERM: saved; the same command resumes from here" in saved
+    first.join()
+    assert first.exitcode == 1 and "SIGTERM: saved; the same command resumes from here" in capfd.readouterr().err
     assert (tmp_path / CHECKPOINT).exists()
 
 
@@ -521,7 +509,8 @@ def test_an_error_of_the_user_is_one_message(tmp_path, monkeypatch, override, me
 
 @pytest.mark.slow
 def test_a_process_ends_with_the_message_and_without_a_traceback(tmp_path):
-    process = start(tmp_path / "run", "device=tpu")
+    command = [sys.executable, "-m", "bnrnn.train", f"hydra.run.dir={tmp_path}/run", "device=tpu"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output, _ = process.communicate()
     assert process.returncode == 1 and output.endswith("\nerror: device=tpu is unknown: use auto, cpu or cuda\n")
     assert "Traceback" not in output

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bnrnn.scan.backends import backend
+
 
 class Recurrence(NamedTuple):
     """What the operator has to know of a recurrence."""
 
-    # Makes Steps from tensors by name and options: with buffers for the backward pass if `keep`, and without a copy of
-    # x_proj if `overwrite`.
+    # Makes Steps from whether the engine `cpu` runs them, tensors by name, the population and options: with buffers for
+    # the backward pass if `keep`, and without a copy of x_proj if `overwrite`.
     prepare: Callable[..., Any]
     shapes: Callable[..., list[tuple[int, ...]]]  # of what the operator returns
     statistics: type  # named tuple of those of the batch or of the population
@@ -52,6 +54,15 @@ def _options(*values: Any) -> dict[str, Any]:
     return named | {"batch_sizes": None if named["batch_sizes"] is None else list(named["batch_sizes"])}
 
 
+def _steps(kind: Recurrence, given: dict[str, Tensor], options: dict[str, Any]) -> Any:
+    """Steps by the engine `cpu` where it can run, and else by `fused`."""
+    x_proj, fields = given["x_proj"], kind.statistics._fields
+    fits = backend(x_proj.device, options["product_dtype"] or x_proj.dtype) == "cpu"
+    population = {name: value for name, value in given.items() if name in fields}
+    tensors = {name: value for name, value in given.items() if name not in fields}
+    return kind.prepare(fits, tensors, kind.statistics(**population) if population else None, **options)
+
+
 @torch.library.custom_op("bnrnn::scan", mutates_args=())
 def _scan(
     name: str,
@@ -64,7 +75,7 @@ def _scan(
     keep: bool,
 ) -> list[Tensor]:
     kind, given = RECURRENCES[name], dict(zip(names.split(","), tensors, strict=True))
-    steps = kind.prepare(dict(given), **_options(eps, batch_sizes, ended_count, product_dtype), keep=keep)
+    steps = _steps(kind, given, _options(eps, batch_sizes, ended_count, product_dtype) | {"keep": keep})
     steps.forward()
     y, last = steps.results()
     statistics = [getattr(steps.statistics, name) for name in _statistics(kind, given)]
@@ -94,9 +105,8 @@ def _scan_backward(
 ) -> list[Tensor]:
     """Gradients with respect to the tensors that are no statistics, from what `_scan` returned with `keep`."""
     kind, given = RECURRENCES[name], dict(zip(names.split(","), tensors, strict=True))
-    steps = kind.prepare(
-        dict(given), **_options(eps, batch_sizes, ended_count, product_dtype), keep=True, overwrite=True
-    )
+    options = _options(eps, batch_sizes, ended_count, product_dtype) | {"keep": True, "overwrite": True}
+    steps = _steps(kind, given, options)
     seen = _statistics(kind, given)
     fields = [field for field in kind.kept if getattr(steps, field) is not None]
     kept: dict[str, Any] = {f: v.clone() for f, v in zip(fields, results[2 + len(seen) :], strict=True)}

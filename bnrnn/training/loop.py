@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from bnrnn.metrics import Scores, cross_entropy, error, score, scored_steps, sig
 from bnrnn.training.checkpoint import random_state, set_random_state
 from bnrnn.training.log import RunLog
 from bnrnn.training.optim import learning_rate
+from bnrnn.training.state import Clock, TrainState
 from bnrnn.training.stop import Interrupted, Stop
 
 
@@ -32,42 +33,6 @@ def outputs(model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Tensor
 def has_diverged(loss: float, num_classes: int) -> bool:
     """Whether a cross-entropy (nats) is not finite or is more than 100 times that of guessing among the classes."""
     return not math.isfinite(loss) or loss > 100 * math.log(num_classes)
-
-
-@dataclass
-class TrainState:
-    """The progress of a run. A checkpoint also has the model, the optimizer and the random generators."""
-
-    run_id: str
-    commits: list[str]  # commits of the code that trained parts of the run
-    update: int = 0  # number of updates so far
-    evaluated: int = 0  # update of the last evaluation
-    num_records: int = 0  # in metrics.jsonl
-    seconds: float = 0.0  # time spent in updates, without the time for which the process was stopped
-    cpu_seconds: float | None = 0.0  # processor time of these updates; None if a part did not record it
-    pieces: list[dict[str, Any]] = field(default_factory=list)  # what trained each part; see bnrnn.training.pieces
-    window: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))  # sums since the last record
-    largest_norm: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))  # since the last record
-    loss: float = math.nan  # in the last record
-    carried: tuple[Tensor, ...] = ()  # the last state of the sequences of the last update
-    best: dict[str, Any] | None = None  # update, metrics and weights of the best evaluation
-    best_population: dict[str, Any] | None = None  # the same, selected by validation with population statistics
-    diverged: bool = False
-
-
-class Clock:
-    """The time of one update. `stop` tells whether the process was stopped meanwhile."""
-
-    def __init__(self, stop: Stop) -> None:
-        stop.continued = False
-        self.stop, self.started, self.cpu_started = stop, time.monotonic(), time.process_time()
-
-    def add_to(self, state: TrainState) -> None:
-        """Add the time since the beginning. Of an update within which the process was stopped, only processor time."""
-        elapsed, cpu = time.monotonic() - self.started, time.process_time() - self.cpu_started
-        state.seconds += min(cpu, elapsed) if self.stop.continued else elapsed
-        if state.cpu_seconds is not None:
-            state.cpu_seconds += cpu
 
 
 @dataclass
@@ -110,9 +75,7 @@ class Trainer:
         Raises Interrupted after SIGTERM or SIGINT, after a checkpoint was saved.
         """
         cfg, state, last_saved = self.cfg, self.state, time.monotonic()
-        state.window = state.window.to(
-            self.device
-        )  # keep it on the GPU: reading it at every update would stall the GPU
+        state.window = state.window.to(self.device)  # reading it at every update would stall a GPU
         state.largest_norm = state.largest_norm.to(self.device)
         state.carried = tuple(s.to(self.device) for s in state.carried)
         batches = self.training_batches()

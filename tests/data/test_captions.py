@@ -12,6 +12,7 @@ from PIL import Image as Picture
 from sklearn.datasets import load_sample_images
 from torch import nn
 
+from bnrnn import metrics
 from bnrnn.config import compose_config
 from bnrnn.data import image_features
 from bnrnn.data.base import SequenceData
@@ -311,8 +312,9 @@ def test_the_real_images_at_hand():
 
 
 @pytest.fixture
-def run(coco):
+def run(coco, monkeypatch):
     """A run that was trained on these images for a few updates."""
+    monkeypatch.setattr(metrics, "has_java", lambda: False)  # METEOR takes seconds to start
     prepare_coco_captions(coco, None, network=Means())
     small = ["data.least_count=1", "model.hidden_size=8", "batch_size=6", "population_batch_size=6", "budget.epochs=1"]
     where = ["setting=bn_rhn_captioner", f"data_dir={coco}", "device=cpu", "wandb.mode=disabled"]

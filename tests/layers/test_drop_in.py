@@ -14,7 +14,7 @@ from bnrnn import batch_statistics, estimate_population_statistics
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.bn_rhn import BNRHN
 from bnrnn.layers.rhn import RHN
-from tests.helpers import assert_near, without_shape_checks
+from tests.helpers import assert_near, forked, without_shape_checks
 
 T, B, I, H = 4, 6, 3, 5
 SHAPES = [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}]
@@ -146,11 +146,13 @@ def estimate_on_a_rank(rank: int, store: str, batches: Tensor, found: str) -> No
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_two_processes_estimate_the_same_from_the_batches_of_both(tmp_path):
     batches = torch.randn(3, T, B, I)
     arguments = (str(tmp_path / "store"), batches, str(tmp_path / "found"))
-    torch.multiprocessing.spawn(estimate_on_a_rank, arguments, nprocs=2)
+    processes = [forked(estimate_on_a_rank, rank, *arguments) for rank in range(2)]
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
     torch.manual_seed(0)
     alone = bnrnn.LSTM(I, H, norm="batch", t_max=T)
     estimate_population_statistics(alone, batches)

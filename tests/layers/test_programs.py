@@ -34,7 +34,8 @@ PROGRAMS = {
     "rhn": lambda: Stack(RHN, I, H),
     "bn_rhn": lambda: Stack(BNRHN, I, H, t_max=T),
 }
-EXPORTED = ("lstm", "bn_lstm", "bn_rhn")
+COMPILED = ("bn_lstm", "bn_lstm_running", "input_bn_lstm", "bn_rnn", "bn_rhn")
+EXPORTED = ("bn_lstm", "bn_rhn")
 LATER = """
 import sys
 import numpy, torch
@@ -76,7 +77,10 @@ def gradients(y: Tensor, model: nn.Module) -> list[Tensor]:
 def check_compiled(name: str) -> None:
     """In evaluation and in training, without a graph break, by the engine that runs otherwise."""
     torch.compiler.reset()
+    torch.manual_seed(0)
     model, x, runs = trained(name), torch.randn(T, B, I), []
+    if name == "bn_rnn":  # no engine of ours rounds here, and batch normalization of few samples amplifies rounding
+        model, x = model.double(), x.double()
     copied = copy.deepcopy(model)
     program = torch.compile(copied, fullgraph=True, backend="aot_eager")
     kind = "rhn" if "rhn" in name else "lstm"
@@ -125,13 +129,12 @@ IN_A_PROCESS = "import sys; from pathlib import Path; from tests.layers import t
 
 
 @pytest.mark.slow
-def test_compiled_they_are_the_same_in_outputs_gradients_and_statistics(tmp_path):
-    run(IN_A_PROCESS + "[t.check_compiled(name) for name in t.PROGRAMS]", tmp_path, ROOT)
-
-
-@pytest.mark.slow
-def test_exported_they_are_the_same_in_a_process_without_this_package(tmp_path):
-    run(IN_A_PROCESS + "[t.check_exported(name, Path.cwd()) for name in t.EXPORTED]", tmp_path, ROOT)
+def test_compiled_or_exported_they_are_the_same_also_without_this_package(tmp_path):
+    """Compiled, outputs, gradients and statistics are the same; exported, the outputs, in a process that lacks us."""
+    calls = (
+        "[t.check_compiled(name) for name in t.COMPILED]; [t.check_exported(name, Path.cwd()) for name in t.EXPORTED]"
+    )
+    run(IN_A_PROCESS + calls, tmp_path, ROOT)
     run(LATER, tmp_path, None, *EXPORTED)
 
 

@@ -223,19 +223,19 @@ REFERENCES = [
     ["The cat isn't wearing its hat", "Here's a cat's hat!"],
     ["A man rides a wave on a surfboard.", "a surfer on top of a big wave", "Man surfing"],
 ]
+METEOR = 0.4251722509854391  # by pycocoevalcap with its own tokenizer, computed once since METEOR takes long to start
 
 
 def by_pycocoevalcap() -> dict[str, float]:
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
-    from pycocoevalcap.meteor.meteor import Meteor
     from pycocoevalcap.rouge.rouge import Rouge
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     res = PTBTokenizer().tokenize({n: [{"caption": c}] for n, c in enumerate(CANDIDATES)})
     gts = PTBTokenizer().tokenize({n: [{"caption": c} for c in r] for n, r in enumerate(REFERENCES)})
     bleu = Bleu(4).compute_score(gts, res, verbose=0)[0]
-    others = {"rouge_l": Rouge(), "cider": Cider(), "meteor": Meteor()}
+    others = {"rouge_l": Rouge(), "cider": Cider()}
     values = {name: scorer.compute_score(gts, res)[0] for name, scorer in others.items()}
     return {f"bleu{n}": b for n, b in enumerate(bleu, 1)} | values
 
@@ -245,9 +245,8 @@ def by_pycocoevalcap() -> dict[str, float]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pycocoevalcap leaves pipes open
 def test_scores_are_those_of_pycocoevalcap(monkeypatch):
     expected = by_pycocoevalcap()
-    assert score(CANDIDATES, REFERENCES) == pytest.approx(expected, abs=1e-6)
+    assert score(CANDIDATES, REFERENCES) == pytest.approx(expected | {"meteor": METEOR}, abs=1e-6)
     monkeypatch.setattr(metrics, "has_java", lambda: False)
-    del expected["meteor"]
     assert score(CANDIDATES, REFERENCES) == pytest.approx(expected, abs=1e-6), "without Java all but METEOR is there"
 
 

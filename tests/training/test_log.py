@@ -7,20 +7,30 @@ from pathlib import Path
 import pytest
 
 from bnrnn.config import ROOT
+from bnrnn.train import cli
 from bnrnn.training.log import RunLog, read_jsonl
 from bnrnn.training.results import Result
 
 RUN = ("budget=smoke", "log_every=1", "model.hidden_size=16")
 
 
-def train_process(out_dir: Path, *overrides: str) -> str:
-    command = [sys.executable, "-m", "bnrnn.train", f"out_dir={out_dir}", *RUN, *overrides]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+@pytest.fixture
+def run_command(tmp_path, monkeypatch, capfd):
+    """The command of training, in this process. Returns what it and the processes that it starts print."""
+
+    def run(*overrides: str) -> str:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "argv", ["bnrnn-train", f"out_dir={tmp_path}", *RUN, *overrides])
+        capfd.readouterr()
+        cli()
+        return capfd.readouterr().out
+
+    return run
 
 
 @pytest.mark.slow
-def test_wandbs_own_reader_finds_the_record_in_the_offline_run(tmp_path):
-    train_process(tmp_path, "wandb.mode=offline", "seed=5", "model=bn_lstm")
+def test_wandbs_own_reader_finds_the_record_in_the_offline_run(tmp_path, run_command):
+    run_command("wandb.mode=offline", "seed=5", "model=bn_lstm")
     run_dir = next(tmp_path.glob("default/smoke/*model=*"))
     (wandb_dir,) = run_dir.parent.glob("wandb/offline-run-*")
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(wandb_dir)]
@@ -46,25 +56,32 @@ def test_wandbs_own_reader_finds_the_record_in_the_offline_run(tmp_path):
     assert summary["test/accuracy"] == Result.read(run_dir / "result.json").metrics["test/accuracy"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher", ["basic", "joblib hydra.launcher.n_jobs=2", "submitit_local hydra.launcher.timeout_min=5"]
-)
-def test_a_sweep_counts_its_cells_and_skips_the_finished_ones(tmp_path, launcher):
-    overrides = ["hydra.mode=MULTIRUN", "model=lstm,bn_lstm", "seed=4", "wandb.mode=disabled"]
-    overrides += f"hydra/launcher={launcher}".split()
-    train_process(tmp_path, *overrides)
+SWEEP = ["hydra.mode=MULTIRUN", "seed=4", "wandb.mode=disabled"]
+
+
+def names(tmp_path: Path) -> list[str]:
+    return sorted(path.parent.name for path in tmp_path.glob("default/smoke/*/result.json"))
+
+
+def test_a_sweep_counts_its_cells_and_skips_the_finished_ones(tmp_path, run_command):
+    run_command(*SWEEP, "model=lstm,bn_lstm")
     cells = sorted(tmp_path.glob("default/smoke/*/result.json"))
-    names = [f"log_every=1,model.hidden_size=16,model={model},seed=4" for model in ("bn_lstm", "lstm")]
-    assert [path.parent.name for path in cells] == names
+    assert names(tmp_path) == [f"log_every=1,model.hidden_size=16,model={m},seed=4" for m in ("bn_lstm", "lstm")]
     assert Result.read(cells[0]).overrides["model"] == "bn_lstm"
-    written = [path.stat().st_mtime_ns for path in cells]
-    if launcher == "basic":
-        cells[1].unlink()
-        output = train_process(tmp_path, *overrides)
-        assert re.search(r"\[cell 1 of 2\] \S+model=lstm,seed=4: from the start", output)
-        assert re.search(r"\[cell 2 of 2\] \S+model=bn_lstm,seed=4: already finished", output)
-        assert cells[0].stat().st_mtime_ns == written[0]
+    written = cells[0].stat().st_mtime_ns
+    cells[1].unlink()
+    output = run_command(*SWEEP, "model=lstm,bn_lstm")
+    assert re.search(r"\[cell 1 of 2\] \S+model=lstm,seed=4: from the start", output)
+    assert re.search(r"\[cell 2 of 2\] \S+model=bn_lstm,seed=4: already finished", output)
+    assert cells[0].stat().st_mtime_ns == written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib hydra.launcher.n_jobs=2", "submitit_local hydra.launcher.timeout_min=5"])
+def test_the_launchers_of_hydra_train_in_processes_of_their_own(tmp_path, launcher):
+    given = [f"out_dir={tmp_path}", *RUN, *SWEEP, "model=bn_lstm", *f"hydra/launcher={launcher}".split()]
+    subprocess.run([sys.executable, "-m", "bnrnn.train", *given], cwd=ROOT, capture_output=True, check=True)
+    assert names(tmp_path) == ["log_every=1,model.hidden_size=16,model=bn_lstm,seed=4"]
 
 
 def test_records_after_the_checkpoint_are_dropped_and_a_line_cut_off_by_a_kill_is_no_record(tmp_path):

@@ -148,18 +148,11 @@ def _operator_scan(
     return y, (y[-1], c), used
 
 
-def _prepare(given: dict[str, Tensor], keep: bool, product_dtype: torch.dtype | None, **options: Any) -> Steps:
-    x_proj = given["x_proj"]
-    fits = backend(x_proj.device, product_dtype or x_proj.dtype) == "cpu"
-    population = {name: given.pop(name) for name in Statistics._fields if name in given}
-    return prepare(
-        CpuSteps if fits else Steps,
-        **given,  # pyright: ignore[reportArgumentType]
-        population=Statistics(**population) if population else None,
-        product_dtype=product_dtype,
-        with_grad=keep,
-        **options,
-    )
+def _prepare(
+    fits: bool, tensors: dict[str, Tensor], population: Statistics | None, keep: bool, **options: Any
+) -> Steps:
+    engine = CpuSteps if fits else Steps
+    return prepare(engine, **tensors, population=population, with_grad=keep, **options)  # pyright: ignore
 
 
 def _shapes(given: dict[str, Tensor], statistics: list[str], keep: bool) -> list[tuple[int, ...]]:

@@ -10,7 +10,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from bnrnn.scan.triton_shared.blocks import add, offset, product_tile, standardize, statistics, tanh, through_norm
+from bnrnn.scan.triton_shared.blocks import add, product_tile, standardize, statistics, tanh, through_norm
 
 
 @no_type_check
@@ -51,9 +51,11 @@ def forward_step(t, x, u, c, h, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_
     c_prev, h_prev = c + at * H, h + at * H
     c, h = c_prev + R * B * H, h_prev + R * B * H
     wide, narrow = (t.to(tl.int64) * R + replica) * 4 * H, (t.to(tl.int64) * R + replica) * H
-    gamma_ih, gamma_hh = offset(gamma_ih, replica * 4 * H), offset(gamma_hh, replica * 4 * H)
-    bias = offset(bias, replica * 4 * H)
-    gamma_c, beta_c = offset(gamma_c, replica * H), offset(beta_c, replica * H)
+    gamma_ih = gamma_ih + replica * 4 * H if gamma_ih is not None else gamma_ih
+    gamma_hh = gamma_hh + replica * 4 * H if gamma_hh is not None else gamma_hh
+    bias = bias + replica * 4 * H if bias is not None else bias
+    gamma_c = gamma_c + replica * H if gamma_c is not None else gamma_c
+    beta_c = beta_c + replica * H if beta_c is not None else beta_c
 
     if FUSED:
         weight += replica * 4 * H * H
@@ -133,12 +135,18 @@ def backward_step(t, x, u, c, weight, gamma_ih, gamma_hh, bias, gamma_c, beta_c,
     dc += replica * B * H
     dz += replica * B * H
     da += replica * B * 4 * H
-    gamma_ih, gamma_hh = offset(gamma_ih, replica * 4 * H), offset(gamma_hh, replica * 4 * H)
-    dgamma_ih, dgamma_hh = offset(dgamma_ih, replica * 4 * H), offset(dgamma_hh, replica * 4 * H)
-    bias, dbias = offset(bias, replica * 4 * H), offset(dbias, replica * 4 * H)
-    gamma_c, dgamma_c = offset(gamma_c, replica * H), offset(dgamma_c, replica * H)
-    beta_c, dbeta_c = offset(beta_c, replica * H), offset(dbeta_c, replica * H)
-    var_ih, var_hh = offset(var_ih, wide), offset(var_hh, wide)
+    gamma_ih = gamma_ih + replica * 4 * H if gamma_ih is not None else gamma_ih
+    gamma_hh = gamma_hh + replica * 4 * H if gamma_hh is not None else gamma_hh
+    dgamma_ih = dgamma_ih + replica * 4 * H if dgamma_ih is not None else dgamma_ih
+    dgamma_hh = dgamma_hh + replica * 4 * H if dgamma_hh is not None else dgamma_hh
+    bias = bias + replica * 4 * H if bias is not None else bias
+    dbias = dbias + replica * 4 * H if dbias is not None else dbias
+    gamma_c = gamma_c + replica * H if gamma_c is not None else gamma_c
+    dgamma_c = dgamma_c + replica * H if dgamma_c is not None else dgamma_c
+    beta_c = beta_c + replica * H if beta_c is not None else beta_c
+    dbeta_c = dbeta_c + replica * H if dbeta_c is not None else dbeta_c
+    var_ih = var_ih + wide if var_ih is not None else var_ih
+    var_hh = var_hh + wide if var_hh is not None else var_hh
 
     # Compute the complete gradient of h[t + 1].
     for first in range(0, B, TILE):

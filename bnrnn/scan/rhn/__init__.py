@@ -76,17 +76,9 @@ def _operator_scan(
     return operator.scan("rhn", tensors, population, options)
 
 
-def _prepare(given: dict[str, Tensor], product_dtype: torch.dtype | None, **options: Any) -> Steps:
-    x_proj = given["x_proj"]
-    fits = backend(x_proj.device, product_dtype or x_proj.dtype) == "cpu"
-    population = {name: given.pop(name) for name in RHNStatistics._fields if name in given}
-    return prepare(
-        CpuSteps if fits else Steps,
-        **given,  # pyright: ignore[reportArgumentType]
-        population=RHNStatistics(**population) if population else None,
-        product_dtype=product_dtype,
-        **{name: options[name] for name in ("eps", "batch_sizes")},
-    )
+def _prepare(fits: bool, tensors: dict[str, Tensor], population: RHNStatistics | None, **options: Any) -> Steps:
+    used = {name: options[name] for name in ("eps", "batch_sizes", "product_dtype")}
+    return prepare(CpuSteps if fits else Steps, **tensors, population=population, **used)  # pyright: ignore
 
 
 def _shapes(given: dict[str, Tensor], statistics: list[str], keep: bool) -> list[tuple[int, ...]]:

@@ -12,7 +12,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from bnrnn.scan.triton_shared.blocks import add, norm_terms, offset, product_tile, standardize, tanh, through_norm
+from bnrnn.scan.triton_shared.blocks import add, norm_terms, product_tile, standardize, tanh, through_norm
 
 
 @no_type_check
@@ -81,7 +81,8 @@ def forward_layer(t, d, x, a, states, normal, entering, weight, bias, gamma_x, g
         a += place * B * G
     before = states + place * B * H
     state = before + B * H
-    gamma_z, bias = offset(gamma_z, d * G), offset(bias, d * G)
+    gamma_z = gamma_z + d * G if gamma_z is not None else gamma_z
+    bias = bias + d * G if bias is not None else bias
 
     if FUSED:
         left = entering + (place % 2) * B * H if ENTERED else before
@@ -136,8 +137,9 @@ def forward_layer(t, d, x, a, states, normal, entering, weight, bias, gamma_x, g
         at = t_next * L + d_next
         if KEEP:
             normal += at * B * H
+        beta_s = beta_s + d_next * H if beta_s is not None else beta_s
         _enter(state, normal, entering + ((place + 1) % 2) * B * H, units, valid, count, gamma_s + d_next * H,
-               offset(beta_s, d_next * H), mean_s + at * H, var_s + at * H, eps, BATCH, B, H, TILE, J)  # fmt: skip
+               beta_s, mean_s + at * H, var_s + at * H, eps, BATCH, B, H, TILE, J)  # fmt: skip
 
 
 @no_type_check
@@ -214,13 +216,20 @@ def backward_layer(t, d, x, a, states, normal, weight, bias, gamma_x, gamma_s, b
                 tl.store(dv + rows[:, None] * H + units[None, :], total, mask=mask)
             tl.debug_barrier()
         at = t_next * L + d_next
-        _leave(ds, dv, offset(normal, at * B * H), units, valid, count, offset(gamma_s, d_next * H),
-               offset(dgamma_s, d_next * H), offset(dbeta_s, d_next * H), offset(var_s, at * H), eps,
-               NEXT_ENTERED, BATCH, B, H, TILE, J)  # fmt: skip
+        normal = normal + at * B * H if normal is not None else normal
+        gamma_s = gamma_s + d_next * H if gamma_s is not None else gamma_s
+        dgamma_s = dgamma_s + d_next * H if dgamma_s is not None else dgamma_s
+        dbeta_s = dbeta_s + d_next * H if dbeta_s is not None else dbeta_s
+        var_s = var_s + at * H if var_s is not None else var_s
+        _leave(ds, dv, normal, units, valid, count, gamma_s, dgamma_s, dbeta_s, var_s, eps, NEXT_ENTERED, BATCH, B, H,
+               TILE, J)  # fmt: skip
         tl.debug_barrier()
 
-    gamma_z, bias = offset(gamma_z, d * G), offset(bias, d * G)
-    dgamma_z, dbias = offset(dgamma_z, d * G), offset(dbias, d * G)
+    gamma_z = gamma_z + d * G if gamma_z is not None else gamma_z
+    bias = bias + d * G if bias is not None else bias
+    dgamma_z = dgamma_z + d * G if dgamma_z is not None else dgamma_z
+    dbias = dbias + d * G if dbias is not None else dbias
+    var_z = var_z + place * G if var_z is not None else var_z
     for first in range(0, B, TILE):
         rows = first + tl.arange(0, TILE)
         all_rows = (rows < B)[:, None] & valid[None, :]
@@ -253,9 +262,10 @@ def backward_layer(t, d, x, a, states, normal, weight, bias, gamma_x, gamma_s, b
                 mask = (rows < n)[:, None] & valid[None, :]
                 total += tl.sum(tl.load(da + rows[:, None] * G + columns[None, :], mask=mask, other=0.0), axis=0)
             add(dbias, columns, valid, total)
-        through_norm(a, da, G, columns, valid, n, gamma_z, dgamma_z, offset(var_z, place * G), eps, BATCH, B, TILE, J)
+        through_norm(a, da, G, columns, valid, n, gamma_z, dgamma_z, var_z, eps, BATCH, B, TILE, J)
     if FIRST:
+        x += t * B * G
+        var_x = var_x + t * G if var_x is not None else var_x
         tl.debug_barrier()
         for gate in tl.static_range(Q):
-            through_norm(x + t * B * G, a, G, gate * H + units, valid, n, gamma_x, dgamma_x, offset(var_x, t * G),
-                         eps, BATCH, B, TILE, J)  # fmt: skip
+            through_norm(x, a, G, gate * H + units, valid, n, gamma_x, dgamma_x, var_x, eps, BATCH, B, TILE, J)

@@ -2,6 +2,9 @@
 
 A batch that is larger than a tile is processed tile by tile. `at` points to rows of `row` elements; `columns` are the
 columns of the block, and `valid` masks those that exist. The first `count` rows are normalized and counted.
+
+A pointer may be None. It is advanced by a conditional expression in place: Triton 3.6 accepts no function that returns
+None.
 """
 
 from typing import no_type_check
@@ -71,15 +74,6 @@ def tanh(x):
     s = x * x  # near 0 use a polynomial (Cephes tanhf): 2 sigmoid(2x) - 1 would lose the digits of a small result
     p = (((-5.70498872745e-3 * s + 2.06390887954e-2) * s - 5.37397155531e-2) * s + 1.33314422036e-1) * s
     return tl.where(s < 0.390625, x + x * s * (p - 3.33332819422e-1), 2.0 * tl.sigmoid(2.0 * x) - 1.0)
-
-
-@no_type_check
-@triton.jit
-def offset(pointer, by):
-    if pointer is None:
-        return None
-    else:
-        return pointer + by
 
 
 @no_type_check

@@ -1,6 +1,6 @@
 """Compares running, exact and batch statistics during short trainings, for docs/layer.md.
 
-python -m bnrnn.bench.running [--data-dir DIR]    writes results/layer/running.json; minutes on one core
+python -m bnrnn.running [--data-dir DIR]    writes results/layer/running.json; minutes on one core
 
 `make tables` renders it. The corpora are the digits of scikit-learn and the characters of Penn Treebank.
 """
@@ -16,21 +16,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from bnrnn.bench.timing import say
-from bnrnn.config import ROOT, compose_config
+from bnrnn.config import compose_config
 from bnrnn.data.base import SequenceData
 from bnrnn.errors import report_errors
 from bnrnn.files import write_record
 from bnrnn.inputs import Batch
 from bnrnn.layers.population import batch_statistics, collecting_statistics, estimated_together
 from bnrnn.metrics import Scores, cross_entropy
-from bnrnn.report.markdown import markdown
+from bnrnn.report.running_page import FILE
 from bnrnn.train import build
 from bnrnn.training.loop import outputs
 from bnrnn.training.results import provenance
-
-FILE = ROOT / "results/layer/running.json"
-KINDS = ("running", "exact", "batch")
 
 
 class Case(NamedTuple):
@@ -64,7 +60,7 @@ def measure(name: str, case: Case, data_dir: str = "data") -> dict[str, Any]:
             update += 1
             if update in case.updates:
                 rows.append({"update": update, **validate(model, data, cfg.batch_size, case)})
-                say(f"{name}: {rows[-1]}")
+                print(f"{name}: {rows[-1]}", flush=True)
             if update == case.updates[-1]:
                 break
     return {"data": data.description, "metric": data.metric, "overrides": list(case.overrides), "lr": case.lr,
@@ -96,16 +92,6 @@ def validate(model: nn.Module, data: SequenceData, batch_size: int, case: Case) 
 def run(model: nn.Module, batches: Iterable[Batch]) -> None:
     for _ in outputs(model, batches):
         pass
-
-
-def render(result: dict[str, Any], name: str) -> str:
-    """The table of one corpus, with a line that says how it was made."""
-    case = result["cases"][name]
-    unit = {"bpc": "bits per character", "accuracy": "accuracy"}[case["metric"]]
-    rows = [[str(row["update"]), *(f"{row[kind]:.3f}" for kind in KINDS)] for row in case["rows"]]
-    options = ", ".join(case["overrides"])
-    made = f"Validation, {unit}. BN-LSTM, {options}, Adam at {case['lr']}, one seed, {result['date']}; {case['data']}."
-    return f"{markdown(['update', *KINDS], rows)}\n{made}\n"
 
 
 def main() -> None:

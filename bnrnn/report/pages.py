@@ -1,0 +1,97 @@
+"""Every rendered file: the pages and figures of results/ and the tables in README.md and docs/layer.md."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bnrnn.config import ROOT
+from bnrnn.files import read_record
+from bnrnn.report import plots, running_page
+from bnrnn.report.bench_page import render_brief, render_file
+from bnrnn.report.claims import claim_keys, load_analysis, load_claim
+from bnrnn.report.claims_page import render as render_claims
+from bnrnn.report.claims_page import render_short as render_claims_short
+from bnrnn.report.index import render_index
+from bnrnn.report.progress import hours_missing
+from bnrnn.report.rule_history import has_history
+from bnrnn.report.runs import load_runs, run_files
+from bnrnn.report.tables import render, render_summary
+from bnrnn.report.verdicts import Claim, load_claims
+
+RESULTS = ROOT / "results"
+BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def measured_keys() -> list[str]:
+    """The keys `<paper>/<table>` that have results."""
+
+    def is_measured(key: str) -> bool:
+        return (RESULTS / f"{key}.json").exists() if "analysis" in load_claim(key) else bool(run_files(key, RESULTS))
+
+    return [key for key in claim_keys() if is_measured(key)]
+
+
+def page(key: str) -> str:
+    """The page of a table or figure."""
+    analysis = load_analysis(key)
+    return analysis.render(stored(key, RESULTS)) if analysis else render(key, RESULTS)
+
+
+def stored(key: str, results_dir: Path) -> dict[str, Any]:
+    """The numbers of an analysis."""
+    return read_record(results_dir / f"{key}.json", f"make reproduce-{key.replace('/', '-')}")
+
+
+def draw(key: str, results_dir: Path) -> list[Path]:
+    """Plot the figures of an experiment and return their paths."""
+    claim, analysis = load_claim(key), load_analysis(key)
+    if analysis:
+        path = results_dir / f"{key}.png"
+        analysis.draw(stored(key, results_dir), path)
+        return [path]
+    if not claim:
+        path = results_dir / f"{key}.png"
+        plots.draw_sweep(key, results_dir, path)
+        return [path]
+    paths = {results_dir / Path(key).parent / f"{curve['figure']}.png": curve for curve in claim["curves"]}
+    for path, curve in paths.items():
+        plots.draw_curve(key, curve, results_dir, path)
+    if "search" in claim:
+        path = results_dir / Path(key).parent / f"{claim['search']['figure']}.png"
+        plots.draw_search(key, claim["search"], results_dir, path)
+        return [*paths, path]
+    return list(paths)
+
+
+def texts() -> dict[Path, str]:
+    """The expected content of every rendered file."""
+    measured = measured_keys()
+    pages = {RESULTS / f"{key}.md": page(key) for key in measured}
+    if has_history():  # without the history it is unknown whether rules were committed before their runs
+        hours = hours_missing(ROOT / "conf" / "campaign.yaml", RESULTS)
+        pages[RESULTS / "claims.md"] = render_claims(claims(), hours, measured)
+    pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
+    benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
+    with_blocks = (ROOT / "README.md", ROOT / "docs/layer.md")
+    filled = {p: BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", p.read_text()) for p in with_blocks}
+    return {**pages, **benchmarks, **filled}
+
+
+@cache
+def claims() -> list[Claim]:
+    return load_claims(RESULTS)
+
+
+def block(key: str) -> str:
+    """The content of a block in README.md or docs/layer.md: the claims, running statistics, or a benchmark."""
+    if key.startswith("running/"):
+        return running_page.render(read_record(running_page.FILE, "make running"), key.partition("/")[2])
+    return render_claims_short(claims()) if key == "claims" else render_file(RESULTS / f"{key}.json", render_brief)
+
+
+def show(key: str, results_dir: Path) -> None:
+    """Print the table of an experiment and the paths of its figures."""
+    print(render(key, results_dir) if load_claim(key) else render_summary(load_runs(key, results_dir)))
+    for path in draw(key, results_dir):
+        print(f"Figure: {path}")
