@@ -6,9 +6,11 @@ python -m bnrnn.stress kills=1000 inputs=1000 seed=0
 import random
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.stress.damage import damage_inputs
@@ -23,6 +25,8 @@ def main() -> None:
     if not given.keys() <= {"kills", "inputs", "seed"} or not all(value.isdigit() for value in given.values()):
         raise BnrnnError("usage: python -m bnrnn.stress kills=1000 inputs=1000 seed=0")
     torch.set_num_threads(1)
+    tqdm.monitor_interval = 0  # no thread, which could hold a lock while this process forks
+    tqdm.set_lock(threading.RLock())  # not the one that processes share: a killed one would hold it for ever
     rng = random.Random(int(given.get("seed", 0)))
     with tempfile.TemporaryDirectory() as folder:
         count = int(given.get("inputs", 1000))

@@ -5,6 +5,7 @@ import os
 import pickle
 import random
 import resource
+import signal
 import stat
 import tarfile
 from collections import Counter
@@ -18,7 +19,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.stress.inputs import REASONS, Input, contents, fingerprint, make_inputs
 from bnrnn.stress.processes import forked
 
-SECONDS = 120.0  # a reader that takes longer hangs
+CPU_SECONDS, SECONDS = 120, 1800.0  # a reader that takes longer hangs; on a busy machine, seconds alone say little
 MEMORY = 4 << 30  # bytes that a reader may use, beside those of the imported libraries
 RUN = "touch PWNED"
 OTHERS = (b"\x1f\x8b\x08\0", b"PK\3\4", b"[1, 2]", b"null", b"5\n", b"<html>not found</html>\n", b"\x80\2}q\0.")
@@ -140,6 +141,7 @@ def _read(one: Input, path: Path, folder: Path, expected: str) -> tuple[str, str
     def read() -> None:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
         print("\n" + fingerprint(one.read()))
 
     status = forked(read, output, SECONDS)
@@ -151,14 +153,16 @@ def _read(one: Input, path: Path, folder: Path, expected: str) -> tuple[str, str
     if status == 0:
         same = last == expected
         return ("accepted, reads the same", "") if same else ("accepted, differs", REASONS.get(one.name, "no reason"))
+    if status in (None, -signal.SIGXCPU):
+        return "hang", last
     if _state(one.folder) != before:
         return "altered", last
     if status == 1:
         # A prepared folder and the file in it may stand apart in the message.
         is_named = path.name in text and str(one.folder) in text
-        is_named = is_named or any(f"{name}{end}" in text for name in one.names for end in " ='")
+        is_named = is_named or any(f"{name}{end}" in text for name in one.names for end in " ='\n")
         return ("named" if is_named else "unnamed"), last
-    return ("hang" if status is None else "killed" if status < 0 else "traceback"), text[-1500:]
+    return ("killed" if status < 0 else "traceback"), text[-1500:]
 
 
 def _state(folder: Path) -> dict[Path, Any]:

@@ -152,5 +152,5 @@ def _options(folder: Path) -> Input:
             options.check_options(cfg)
         return OmegaConf.to_container(cfg)
 
-    keys = options.keys_of(compose_config("experiment=quickstart"))
+    keys = [*options.keys_of(compose_config("experiment=quickstart")), "hydra.mode", "hydra.sweeper.params"]
     return Input("options", folder, read, [folder / f"{name}.yaml" for name in names], names=keys)
