@@ -76,7 +76,7 @@ data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, 
 bench: setup  ## time the layers, nn.LSTM and a Python loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
 
-running: setup  ## compare running, exact and batch statistics on short trainings, for docs/layer.md; needs Penn Treebank
+running: setup  ## compare running with exact population statistics, for docs/layer.md; minutes, needs Penn Treebank
 	$(PYTHON) -m bnrnn.running
 	$(PYTHON) scripts/make_tables.py
 

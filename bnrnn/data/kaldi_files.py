@@ -31,7 +31,9 @@ def library() -> ModuleType:
 def load_table(path: Path) -> dict[str, str]:
     """Read lines of a key and a value. Raises BnrnnError for an empty file, a malformed line or a repeated key."""
     if not path.exists():
-        raise BnrnnError(f"{path} is missing")
+        raise BnrnnError(
+            f"{path} is missing: write it with Kaldi (docs/data.md), or set BNRNN_DATA to the folder of your datasets"
+        )
     found: dict[str, str] = {}
     for n, line in enumerate(read_text(path, REMEDY, "a list of Kaldi").splitlines(), 1):
         key, _, value = line.strip().partition(" ")

@@ -95,7 +95,8 @@ def keys_of(cfg: DictConfig) -> list[str]:
 
 
 def _nearest(key: str, known: list[str]) -> str:
-    """The existing key that is most like this one, by its whole name or by its last part."""
+    """The existing key or group that is most like this one, by its whole name or by its last part."""
+    known = [*dict.fromkeys(key.partition(".")[0] for key in known), *known]
     ends = {k.rpartition(".")[2]: k for k in reversed(known)}
     near = get_close_matches(key, known, 1, 0.7) or get_close_matches(key.rpartition(".")[2], list(ends), 1, 0.7)
     return f": did you mean {ends.get(near[0], near[0])}?" if near else ": `--help` lists the options"

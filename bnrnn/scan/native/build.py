@@ -6,6 +6,7 @@ calls: with torch's extension builder, compiling torch's headers would take half
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -61,6 +62,7 @@ def _intact(folder: Path, key: str) -> Path | None:
 def _build(command: str, folder: Path, key: str) -> Path:
     """The library, built. Its name ends with the hash of its content, by which `_intact` knows it again."""
     folder.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("bnrnn").warning("compiling the kernels for this processor into %s, once: some seconds", folder)
     with tempfile.TemporaryDirectory(dir=folder) as part:
         built = Path(part) / "kernels.so"
         for openmp in (["-fopenmp"], []):  # not every compiler has OpenMP; without it the kernels use one thread
