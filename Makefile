@@ -22,7 +22,8 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-.PHONY: help setup quickstart test sanitize lint types check tables data bench running stress campaign status sweep-gamma
+.PHONY: help setup quickstart test sanitize lint types check tables compare data bench running stress campaign status
+.PHONY: sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -69,6 +70,9 @@ check: setup  ## fail if a rendered table differs from the stored results
 
 tables: setup  ## render tables and figures from results/
 	$(PYTHON) scripts/make_tables.py
+
+compare: setup  ## plot the curves of KEY=cooijmans2016/table1 in the terminal (METRIC=valid/loss OUT=results)
+	$(PYTHON) scripts/compare.py $(or $(KEY),cooijmans2016/table1) --results $(OUT) $(if $(METRIC),--metric $(METRIC))
 
 data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, and verify them
 	$(PYTHON) -m bnrnn.prepare
