@@ -13,6 +13,7 @@ myst_enable_extensions = ["attrs_inline"]
 
 default_role = "code"
 autodoc_member_order = "bysource"
+autodoc_use_type_comments = False
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "show-inheritance": True, "exclude-members": "forward, extra_repr"}
 python_use_unqualified_type_names = True

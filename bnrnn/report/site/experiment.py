@@ -6,16 +6,17 @@ from pathlib import Path
 from statistics import mean
 
 import yaml
-from omegaconf import OmegaConf
 
-from bnrnn.config import CONF, ROOT, compose_config, sweep
+from bnrnn.config import CONF, ROOT, sweep
+from bnrnn.files import read_text
 from bnrnn.report.claims import load_analysis, load_claim, load_paper
 from bnrnn.report.markdown import NONE, markdown
-from bnrnn.report.pages import RESULTS, measured_keys, page, stored
+from bnrnn.report.pages import RESULTS, measured_keys, stored
 from bnrnn.report.runs import Run, load_runs
 from bnrnn.report.site import curves, missing
 from bnrnn.report.tables import render
-from bnrnn.training.results import WHERE
+from bnrnn.training.cells import expand
+from bnrnn.training.results import config_record
 
 FIGURE = re.compile(r"^!\[(.*?)\]\((\S+?)\.png\)$", re.MULTILINE)
 DEVIATION = re.compile(r"^\| ([A-Z]\d+) \|(.*)\|$", re.MULTILINE)
@@ -57,7 +58,7 @@ def render_page(key: str, has_plot: bool) -> str:
     is_measured = key in measured_keys()
     claim, runs = load_claim(key), runs_of(key)
     if is_measured:
-        body = page(key)
+        body = rendered(f"{key}.md")
     elif "analysis" in claim:
         body = f"# {claim['title']}\n\nThis analysis has not been run yet.\n"
     else:
@@ -73,6 +74,11 @@ def render_page(key: str, has_plot: bool) -> str:
     parts += [recipe(key), deviations(key), provenance(key, runs)]
     parts.append(f"## What is missing\n\n{missing.render(key, RESULTS)}")
     return "\n".join(part for part in parts if part)
+
+
+def rendered(name: str) -> str:
+    """A page of results/ as `make tables` wrote it; `make check` verifies it. Raises BnrnnError if it is missing."""
+    return read_text(RESULTS / name, "run `make tables`", "a page of results")
 
 
 def again(key: str) -> str:
@@ -111,17 +117,19 @@ def hours(seconds: float) -> str:
 
 
 def recipe(key: str) -> str:
-    """The resolved configuration of the first cell of the grid, and the grid."""
+    """The grid, the recipe, and the resolved configuration of one of its cells."""
     claim = load_claim(key)
     if "analysis" in claim:
         program = f"experiments/{key.split('/')[0]}/{claim['analysis']}"
         text = (ROOT / program).read_text()
         return f"## Recipe\n\nThe program `{program}`:\n\n{folded('The program', 'python', text)}"
-    grid = {k: v for k, v in sweep(key).items() if k != "seed"}
-    first = compose_config(f"experiment={key}", "budget=paper", *(f"{k}={v[0]}" for k, v in grid.items()))
-    record = {str(k): v for k, v in (OmegaConf.to_container(first) or {}).items() if k not in WHERE}  # type: ignore
+    run = next((run for run in runs_of(key) if not run.stale and run.in_grid(key)), None)
+    cell = expand([f"experiment={key}", "budget=paper"])[0]
+    choices = run.overrides if run else cell.overrides
+    # Composing takes a good part of a second, and a result that is not stale has the same configuration.
+    record = run.result.config if run else config_record(cell.cfg)
     swept = markdown(["option", "values"], [[f"`{k}`", ", ".join(f"`{v}`" for v in vs)] for k, vs in sweep(key).items()])
-    at = ", ".join(f"`{k}={v[0]}`" for k, v in grid.items())
+    at = ", ".join(f"`{k}={v}`" for k, v in choices.items())
     source = (CONF / "experiment" / f"{key}.yaml").read_text()
     return (
         f"## Recipe\n\nThe grid of runs:\n\n{swept}\n"

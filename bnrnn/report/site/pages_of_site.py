@@ -1,11 +1,12 @@
 """What the pages of the site need from Sphinx beside Markdown: the pages of runs, and the scripts of each page."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bnrnn.report.site import gallery, run_pages
 from bnrnn.report.site.experiment import page_of
 
+NAVIGATION: dict[Any, str] = {}
 PLOTS = "plots"  # the folder of the plots' data in _static
 
 
@@ -13,6 +14,7 @@ def connect(app: Any) -> None:
     """Connect to the events of a Sphinx application."""
     app.connect("html-collect-pages", collect)
     app.connect("html-page-context", add_scripts)
+    app.connect("html-page-context", share_navigation, priority=100)  # before that of the theme
 
 
 def collect(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -26,6 +28,20 @@ def collect(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
 
         body = app.builder.templates.render("run.html", {**values, "facts_of_run": values["facts"], "link": link})
         yield name, {"title": values["title"], "body": body}, "page.html"
+
+
+def share_navigation(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
+    """Compute the navigation of run pages once: it is the same for all of one depth, and takes most of their time."""
+    if pagename.startswith("runs/"):
+        toctree, depth = context["toctree"], pagename.count("/")
+        context["toctree"] = lambda **options: _navigation(depth, toctree, **options)
+
+
+def _navigation(depth: int, toctree: Callable[..., str], **options: Any) -> str:
+    key = (depth, *sorted(options.items()))
+    if key not in NAVIGATION:
+        NAVIGATION[key] = toctree(**options)
+    return NAVIGATION[key]
 
 
 def add_scripts(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:

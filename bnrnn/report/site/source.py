@@ -11,11 +11,10 @@ from pathlib import Path
 from bnrnn.config import ROOT
 from bnrnn.files import write_text
 from bnrnn.report.claims import claim_keys, load_claim, load_paper, read_claims
-from bnrnn.report.index import render_index
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.pages import RESULTS, claims, measured_keys
 from bnrnn.report.site import api, front, gallery, run_pages
-from bnrnn.report.site.experiment import render_page, runs_of
+from bnrnn.report.site.experiment import render_page, rendered, runs_of
 
 FIGURES = (".png", ".svg")
 FIRST = ("docs/layer", "examples", "docs/engines")  # the documents of those who use the layers
@@ -44,8 +43,8 @@ def write(folder: Path, with_plot: Collection[str]) -> None:
     for key in claim_keys():
         write_text(folder / "results" / f"{key}.md", render_page(key, key in with_plot))
     papers = [write_paper(folder, paper) for paper in sorted({key.split("/")[0] for key in claim_keys()})]
-    write_text(folder / "results" / "README.md", render_index(measured_keys(), RESULTS))
-    write_text(folder / "results" / "claims.md", with_anchors((RESULTS / "claims.md").read_text()))
+    write_text(folder / "results" / "README.md", rendered("README.md"))
+    write_text(folder / "results" / "claims.md", with_anchors(rendered("claims.md")))
     write_text(folder / "results" / "runs.md", run_pages.render_all())
     write_text(folder / "gallery.md", gallery.render())
     write_text(folder / "examples.md", examples())
