@@ -16,6 +16,7 @@ from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim
 from bnrnn.report.runs import Run, longest
 
+EXPLODED = 100.0  # nats; with a larger loss, the vertical axis is logarithmic at first
 UPDATES, SECONDS, EPOCHS = "updates", "seconds of training updates", "epochs"
 AXES = (UPDATES, SECONDS, EPOCHS)
 
@@ -118,7 +119,7 @@ def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | N
     for run in shown:
         row, col = run.overrides.get(claim["rows"], ""), run.overrides.get(claim["cols"], "")
         for metric in metrics:
-            if series := run.series(metric):
+            if (series := run.series(metric)) or run.result.status == "diverged":
                 place = {"row": name_of(claim["rows"], row), "panel": name_of(claim["cols"], col)}
                 lines.append(line_of(run, metric, series, pages[run.folder], **place))
     for curve in claim["curves"]:
@@ -131,7 +132,9 @@ def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | N
         return None
     axes = [axis for axis in AXES if axis == UPDATES or any(axis in line.x for line in lines)]
     titles = {metric: axis_title(metric) for metric in metrics if metric in has}
-    return Plot(axes, titles, _in_order(lines, key, claim["rows"]), _in_order(points, key, claim["rows"]))
+    log_y = any(y is not None and y > EXPLODED for line in lines if line.metric.endswith("/loss") for y in line.y)
+    lines, points = (_in_order(part, key, claim["rows"]) for part in (lines, points))
+    return Plot(axes, titles, lines, points, log_y=log_y)
 
 
 def _in_order(lines: list[Line], key: str, rows: str) -> list[Line]:

@@ -19,6 +19,10 @@ from bnrnn.training.cells import expand
 from bnrnn.training.results import config_record
 
 FIGURE = re.compile(r"^!\[(.*?)\]\((\S+?)\.png\)$", re.MULTILINE)
+IMAGE = re.compile(r"^!\[.*?\]\(\S+?\.(?:png|svg)\)\n", re.MULTILINE)
+LATER = re.compile(  # headings of sections that come after the figures
+    r"^## (?:.*: quoted from the paper, not ours|.*: time to each level|Scores of captions|All finished runs)$", re.MULTILINE
+)
 DEVIATION = re.compile(r"^\| ([A-Z]\d+) \|(.*)\|$", re.MULTILINE)
 PLOT = """## Interactive plot
 
@@ -64,11 +68,12 @@ def render_page(key: str, has_plot: bool) -> str:
     else:
         body = render(key, RESULTS)
     title, _, body = with_figures(body, RESULTS / key.split("/")[0]).partition("\n")
-    results, heading, summary = body.partition("## All finished runs")
+    figures = [match[0] + "\n" for match in IMAGE.finditer(body)]
+    first, rest = split(IMAGE.sub("", body))
     about = OF_ANALYSIS if "analysis" in claim else OF_RUNS
-    parts = [title, f"*{load_paper(key.split('/')[0])}.* {again(key)}\n", results.strip() + "\n"]
+    parts = [title, f"*{load_paper(key.split('/')[0])}.* {again(key)}\n", first.strip() + "\n", *figures]
     parts += [PLOT.format(about=about)] if has_plot else []
-    parts += [heading + summary] if is_measured and heading else []
+    parts += [rest]
     if runs:
         parts.append(f"### Pages of the runs\n\n{render_runs(key, runs)}")
     parts += [recipe(key), deviations(key), provenance(key, runs)]
@@ -79,6 +84,12 @@ def render_page(key: str, has_plot: bool) -> str:
 def rendered(name: str) -> str:
     """A page of results/ as `make tables` wrote it; `make check` verifies it. Raises BnrnnError if it is missing."""
     return read_text(RESULTS / name, "run `make tables`", "a page of results")
+
+
+def split(body: str) -> tuple[str, str]:
+    """The comparisons with the paper, which come before the figures, and the other sections of a page."""
+    match = LATER.search(body)
+    return (body[: match.start()], body[match.start() :]) if match else (body, "")
 
 
 def again(key: str) -> str:

@@ -13,7 +13,7 @@
   const panels = unique([...plot.lines, ...plot.points].map((line) => line.panel));
   const members = unique(plot.lines.map((line) => line.member)).sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
   const metrics = Object.keys(plot.metrics);
-  const state = { metric: metrics[0], axis: plot.axes[0], logX: false, logY: plot.log_y, mean: true, hidden: new Set() };
+  const state = { metric: metrics[0], axis: plot.axes[0], logX: false, logY: plot.log_y, mean: true, whole: plot.lines.length === 0, hidden: new Set() };
 
   // The controls
 
@@ -40,6 +40,9 @@
     ...choice("axis", plot.axes, (a) => a),
     box("log x", "logX", state.logX, (on) => { state.logX = on; }),
     box("log y", "logY", state.logY, (on) => { state.logY = on; }));
+  if (plot.lines.length && plot.points.length) {
+    controls.append(box("the paper's whole curve", "whole", state.whole, (on) => { state.whole = on; }));
+  }
   if (members.length > 1) {
     controls.append(box("means", "mean", true, (on) => { state.mean = on; }));
     if (members.length <= MOST_MEMBERS) {
@@ -60,7 +63,9 @@
   // The traces
 
   // The mean of the lines shown, at the places where all of them have a value.
-  function meanOf(lines) {
+  function meanOf(shown) {
+    const lines = shown.filter((line) => line.y.length); // others diverged before their first value
+    if (!lines.length) return { x: [], y: [] };
     const maps = lines.map((line) => new Map(line.x[plot.axes[0]].map((x, i) => [x, i])));
     const shared = [...maps[0].keys()].filter((x) => maps.every((map, k) => map.has(x) && lines[k].y[map.get(x)] !== null));
     const average = (value) => shared.map((x) => lines.reduce((sum, line, k) => sum + value(line, maps[k].get(x)), 0) / lines.length);
@@ -79,7 +84,8 @@
       const lines = drawnLines(row, panel);
       const withMean = state.mean && lines.length > 1;
       const lost = lines.filter((line) => line.diverged).length;
-      const name = `${row}${lines.length > 1 ? ` (n=${lines.length}${lost ? `, ${lost} diverged` : ""})` : lost ? " (diverged)" : ""}`;
+      const counted = [...(members.length > 1 ? [`n=${lines.length}`] : []), ...(lost ? [`${lost} diverged`] : [])].join(", ");
+      const name = counted ? `${row} (${counted})` : row;
       lines.forEach((line, i) => found.push({
         type: "scatter", x: line.x[state.axis], y: line.y, name, legendgroup: row, showlegend: !withMean && i === 0,
         mode: line.y.length < 13 ? "lines+markers" : "lines", opacity: withMean ? 0.4 : 1, customdata: line.y.map(() => line.page),
@@ -118,9 +124,11 @@
       const narrow = figures[k].clientWidth < 500;
       const axis = (title, log, more) => ({ title: { text: title }, type: log ? "log" : "linear", gridcolor: grid, zeroline: false,
         automargin: true, exponentformat: "power", ...more });
+      const ours = Math.max(...drawn.filter((t) => t.mode !== "markers").flatMap((t) => t.x));
+      const cut = !state.whole && !state.logX && Number.isFinite(ours) ? { range: [0, 1.05 * ours] } : { rangemode: state.logX ? "normal" : "tozero" };
       Plotly.react(figures[k], drawn, {
         title: panels.length > 1 ? { text: panel, font: { size: 15 } } : undefined,
-        xaxis: axis(state.axis, state.logX, state.logX ? {} : { rangemode: "tozero" }), yaxis: axis(plot.metrics[state.metric], state.logY),
+        xaxis: axis(state.axis, state.logX, { tickformat: ",.7~g", ...cut }), yaxis: axis(plot.metrics[state.metric], state.logY),
         height: narrow ? 440 : 460, margin: { l: 60, r: 12, t: panels.length > 1 ? 44 : 16, b: 50 },
         legend: { orientation: "h", y: -0.22, yanchor: "top" }, hovermode: "closest",
         paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color, family: "inherit" },
