@@ -22,7 +22,7 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-.PHONY: help setup quickstart test sanitize lint types check tables data bench stress campaign status sweep-gamma
+.PHONY: help setup quickstart test sanitize lint types check tables site site-test data bench stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -69,6 +69,12 @@ check: setup  ## fail if a rendered table differs from the stored results
 
 tables: setup  ## render tables and figures from results/
 	$(PYTHON) scripts/make_tables.py
+
+site: setup  ## build a site of documents, claims and results in site/; needs no network to be read
+	$(PYTHON) scripts/make_site.py
+
+site-test: site  ## build the site and test it in Chromium, which must be installed (Debian: apt-get install chromium)
+	$(PYTHON) -m pytest -q -m browser tests/test_site.py
 
 data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, and verify them
 	$(PYTHON) -m bnrnn.prepare

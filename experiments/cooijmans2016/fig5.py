@@ -18,7 +18,7 @@ from bnrnn.report import plots
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.runs import trained_runs
-from bnrnn.report.site.curves import Line, Plot, shortened
+from bnrnn.report.site.curves import Line, Plot
 from bnrnn.report.tables import publish
 from bnrnn.training import checkpoint
 from bnrnn.training.results import provenance

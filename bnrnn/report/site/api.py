@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-PARTS = {  # package: what it has, and whether modules without a leading docstring count
+PARTS = {
     "bnrnn": "what `import bnrnn` offers",
     "bnrnn.layers": "the recurrent layers and normalizations of the papers",
     "bnrnn.models": "whole models made of layers",
@@ -30,7 +30,8 @@ def pages() -> dict[str, str]:
     names = [f"api/{name}" for name in PARTS]
     rows = "\n".join(f"- [{name}]({name}.md): {about}" for name, about in PARTS.items())
     contents = "\n".join(name.removeprefix("api/") for name in names)
-    index = f"# Reference\n\nFrom the docstrings of the package.\n\n{rows}\n\n```{{toctree}}\n:hidden:\n\n{contents}\n```\n"
+    tree = f"```{{toctree}}\n:hidden:\n\n{contents}\n```\n"
+    index = f"# Reference\n\nFrom the docstrings of the package.\n\n{rows}\n\n{tree}"
     return {"api/index": index, **{f"api/{name}": _page(name) for name in PARTS}}
 
 

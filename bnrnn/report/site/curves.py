@@ -162,5 +162,3 @@ def of_run(run: Run) -> Plot:
 def of_analysis(module: Any, result: dict[str, Any]) -> Plot | None:
     """The plot of an analysis, if its module has a function `plot`."""
     return module.plot(result) if hasattr(module, "plot") else None
-
-

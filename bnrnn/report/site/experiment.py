@@ -1,4 +1,4 @@
-"""The page of a table or figure: results, figures, an interactive plot, recipe, deviations, provenance, missing runs."""
+"""The page of a table or figure: results, figures, plot, recipe, deviations, provenance, missing runs."""
 
 import re
 from functools import cache
@@ -21,7 +21,8 @@ from bnrnn.training.results import config_record
 FIGURE = re.compile(r"^!\[(.*?)\]\((\S+?)\.png\)$", re.MULTILINE)
 IMAGE = re.compile(r"^!\[.*?\]\(\S+?\.(?:png|svg)\)\n", re.MULTILINE)
 LATER = re.compile(  # headings of sections that come after the figures
-    r"^## (?:.*: quoted from the paper, not ours|.*: time to each level|Scores of captions|All finished runs)$", re.MULTILINE
+    r"^## (?:.*: quoted from the paper, not ours|.*: time to each level|Scores of captions|All finished runs)$",
+    re.MULTILINE,
 )
 DEVIATION = re.compile(r"^\| ([A-Z]\d+) \|(.*)\|$", re.MULTILINE)
 PLOT = """## Interactive plot
@@ -117,7 +118,7 @@ def render_runs(key: str, runs: list[Run]) -> str:
     rows = []
     for run in runs:
         state = ", ".join([run.result.status, *(["stale"] if run.stale else [])])
-        name = f"<a href=\"{depth}{page_of(run)}.html\">{curves.title(run)}</a>"
+        name = f'<a href="{depth}{page_of(run)}.html">{curves.title(run)}</a>'
         rows.append([name, run.budget, state, f"{run.result.updates:,}", hours(run.result.seconds)])
     return markdown(["run", "budget", "state", "updates", "time"], rows)
 
@@ -139,11 +140,11 @@ def recipe(key: str) -> str:
     choices = run.overrides if run else cell.overrides
     # Composing takes a good part of a second, and a result that is not stale has the same configuration.
     record = run.result.config if run else config_record(cell.cfg)
-    swept = markdown(["option", "values"], [[f"`{k}`", ", ".join(f"`{v}`" for v in vs)] for k, vs in sweep(key).items()])
+    swept = [[f"`{k}`", ", ".join(f"`{value}`" for value in values)] for k, values in sweep(key).items()]
     at = ", ".join(f"`{k}={v}`" for k, v in choices.items())
     source = (CONF / "experiment" / f"{key}.yaml").read_text()
     return (
-        f"## Recipe\n\nThe grid of runs:\n\n{swept}\n"
+        f"## Recipe\n\nThe grid of runs:\n\n{markdown(['option', 'values'], swept)}\n"
         f"{folded(f'conf/experiment/{key}.yaml', 'yaml', source)}"
         f"{folded(f'The whole configuration, resolved, for {at}', 'yaml', yaml.safe_dump(record, sort_keys=False))}"
     )
@@ -163,8 +164,8 @@ def deviations(key: str) -> str:
     rows = dict(DEVIATION.findall((ROOT / "experiments" / paper / "notes.md").read_text()))
     lines = [f"| {number} |{rows[number]}|" for number in listed]
     header = "| | kind | what | switch and default |\n| --- | --- | --- | --- |"
-    link = f"[all deviations and notes](../../experiments/{paper}/notes.md)"
-    return f"## Deviations from the paper\n\nThose that apply here, out of {link}:\n\n" + "\n".join([header, *lines, ""])
+    about = f"Those that apply here, out of [all deviations and notes](../../experiments/{paper}/notes.md):"
+    return "\n".join(["## Deviations from the paper\n", f"{about}\n", header, *lines, ""])
 
 
 def provenance(key: str, runs: list[Run]) -> str:
@@ -185,6 +186,7 @@ def provenance(key: str, runs: list[Run]) -> str:
         seconds = [run.result.seconds for run in members]
         cpu = [run.result.cpu_seconds for run in members if run.result.cpu_seconds is not None]
         cost = hours(sum(cpu)) if len(cpu) == len(members) else NONE
-        rows.append([f"`{commits}`", versions, engine, str(len(members)), hours(mean(seconds)), hours(sum(seconds)), cost])
+        times = [hours(mean(seconds)), hours(sum(seconds)), cost]
+        rows.append([f"`{commits}`", versions, engine, str(len(members)), *times])
     header = ["commit", "versions", "engine", "runs", "time of a run", "of all", "CPU time of all"]
     return "## Provenance\n\nTimes are those of training updates.\n\n" + markdown(header, rows)

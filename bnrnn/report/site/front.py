@@ -51,12 +51,11 @@ def claims_table(claims: list[Claim]) -> str:
         effects, keys = evidence(claim)
         data = {"paper": _short(claim.paper), "verdict": claim.verdict if claim.scope else NOT_RUN,
                 "scope": IN_WORDS[claim.scope] if claim.scope else NOT_RUN}  # fmt: skip
-        pages = ", ".join(f'<a href="results/{k}.html">{escape(load_claim(k)["title"].split(", ")[0])}</a>' for k in keys)
+        pages = ", ".join(f'<a href="results/{k}.html">{escape(_title(k))}</a>' for k in keys)
         shown = verdict_with_tendency(claim) if claim.scope else NOT_RUN
         kind = data["verdict"].replace(" ", "-")
         number = f'<a href="results/claims.html#{claim.name.lower()}">{claim.name}</a>'
         order = SCOPES.index(claim.scope) if claim.scope else len(SCOPES)
-        # Numbers of claims sort by paper first, then by their value.
         cells = [
             ("claim", f' data-sort="{claim.paper} {claim.name}"', f"{number} {escape(claim.says)}"),
             ("paper", "", escape(data["paper"])),
@@ -70,6 +69,11 @@ def claims_table(claims: list[Claim]) -> str:
         rows.append((data, f"<tr {attributes}>{html}</tr>"))
     header = ["claim", "paper", "verdict", "rests on", "effect [95 %]", "evidence"]
     return filtered_table("claims", header, rows, ["paper", "verdict", "scope"])
+
+
+def _title(key: str) -> str:
+    """The beginning of an entry's title, such as Table 1."""
+    return load_claim(key)["title"].split(", ")[0]
 
 
 def _short(paper: str) -> str:

@@ -53,5 +53,3 @@ def add_scripts(app: Any, pagename: str, templatename: str, context: dict[str, A
             app.add_js_file(script, loading_method="defer")
     if 'class="docutils filtered"' in context.get("body", ""):
         app.add_js_file("tables.js", loading_method="defer")
-
-

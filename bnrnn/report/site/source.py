@@ -83,10 +83,11 @@ def write_paper(folder: Path, paper: str) -> str:
         if f"{paper}/{name}" not in keys:
             links = ", ".join(f"[{part}]({part}.md)" for part in parts)
             rows.append([f"{in_words(name)}: {links}", ""])
-    text = f"# {load_paper(paper)}\n\n[Deviations and notes on the runs](../../experiments/{paper}/notes.md)\n\n"
+    about = f"# {load_paper(paper)}\n\n[Deviations and notes on the runs](../../experiments/{paper}/notes.md)\n\n"
     entries = "\n".join(key.split("/")[1] for key in keys)
     contents = f"```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
-    write_text(folder / "results" / paper / "index.md", f"{text}{markdown(['table or figure', 'results'], rows)}\n{contents}")
+    text = f"{about}{markdown(['table or figure', 'results'], rows)}\n{contents}"
+    write_text(folder / "results" / paper / "index.md", text)
     return f"results/{paper}/index"
 
 
@@ -104,8 +105,6 @@ def examples() -> str:
     """The example programs, each with its introduction and its code."""
     parts = ["# Examples\n\nShort programs that use the layers as an installed package.\n"]
     for path in sorted((ROOT / "examples").glob("*.py")):
-        code = path.read_text()
-        parts.append(f"## {path.stem.replace('_', ' ').capitalize()}\n\n`examples/{path.name}`\n\n```python\n{code}```\n")
+        title = path.stem.replace("_", " ").capitalize()
+        parts.append(f"## {title}\n\n`examples/{path.name}`\n\n```python\n{path.read_text()}```\n")
     return "\n".join(parts)
-
-

@@ -124,8 +124,10 @@
       const narrow = figures[k].clientWidth < 500;
       const axis = (title, log, more) => ({ title: { text: title }, type: log ? "log" : "linear", gridcolor: grid, zeroline: false,
         automargin: true, exponentformat: "power", ...more });
+      // As in the figures, the paper's curve is shown up to the length of our runs.
       const ours = Math.max(...drawn.filter((t) => t.mode !== "markers").flatMap((t) => t.x));
       const cut = !state.whole && !state.logX && Number.isFinite(ours) ? { range: [0, 1.05 * ours] } : { rangemode: state.logX ? "normal" : "tozero" };
+      if (cut.range) drawn.filter((t) => t.mode === "markers").forEach((t) => { t.y = t.y.map((y, i) => (t.x[i] <= cut.range[1] ? y : null)); });
       Plotly.react(figures[k], drawn, {
         title: panels.length > 1 ? { text: panel, font: { size: 15 } } : undefined,
         xaxis: axis(state.axis, state.logX, { tickformat: ",.7~g", ...cut }), yaxis: axis(plot.metrics[state.metric], state.logY),
