@@ -114,7 +114,8 @@ def train(variant: str, seed: int, data: PTBWord, updates: int, every: int) -> d
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(parameter.grad, alpha=-RATE)
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-RATE)
         milliseconds.append(1000 * (time.process_time() - started))
         if update % every == 0:
             valid[update] = round(evaluate(model, valid_text), 4)

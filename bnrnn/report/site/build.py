@@ -11,7 +11,8 @@ from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.files import write_text
 from bnrnn.report.claims import claim_keys
-from bnrnn.report.site import curves, source
+from bnrnn.report.pages import RESULTS, stored
+from bnrnn.report.site import curves, programs, source
 from bnrnn.report.site.experiment import page_of, plot_of
 from bnrnn.report.site.pages_of_site import PLOTS
 from bnrnn.report.site.run_pages import all_runs
@@ -26,6 +27,8 @@ def build(out_dir: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     static = out_dir / "_static"
     plots = {key: plot for key in claim_keys() if (plot := plot_of(key)) is not None}
+    if programs.is_measured():
+        plots[programs.KEY] = programs.program().plot(stored(programs.KEY, RESULTS))
     for key, plot in plots.items():
         curves.write(plot, static / PLOTS / f"{key}.js")
     for _, run in all_runs():

@@ -79,7 +79,7 @@ def updates_per_epoch(run: Run) -> float | None:
     return run.result.updates / float(epochs) if epochs and run.result.status == "finished" else None
 
 
-def line_of(run: Run, metric: str, series: dict[int, float], page: str, **place: str) -> Line:
+def line_of(run: Run, metric: str, series: dict[int, float], page: str, row: str, panel: str = "") -> Line:
     """A run's curve of one metric against updates, seconds and, where an epoch's length is known, epochs."""
     seconds, per_epoch = run.series("seconds"), updates_per_epoch(run)
     x: dict[str, list[float]] = {UPDATES: list(series)}
@@ -89,7 +89,7 @@ def line_of(run: Run, metric: str, series: dict[int, float], page: str, **place:
         x[EPOCHS] = [round(update / per_epoch, 3) for update in series]
     y = [shortened(value) for value in series.values()]
     diverged = run.result.status == "diverged"
-    return Line(x=x, y=y, metric=metric, member=run.seed, name=title(run), page=page, diverged=diverged, **place)
+    return Line(row, x, y, panel, run.seed, metric, title(run), page, diverged)
 
 
 def title(run: Run) -> str:

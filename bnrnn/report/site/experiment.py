@@ -4,6 +4,7 @@ import re
 from functools import cache
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import yaml
 
@@ -173,9 +174,7 @@ def provenance(key: str, runs: list[Run]) -> str:
     if not runs:
         if key not in measured_keys():
             return ""
-        about = stored(key, RESULTS)
-        found = {"commit": about["commit"], **about["environment"]}
-        return "## Provenance\n\n" + markdown(["", ""], [[k, f"`{v}`"] for k, v in found.items()])
+        return provenance_of(stored(key, RESULTS))
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         environment = run.result.environment
@@ -190,3 +189,9 @@ def provenance(key: str, runs: list[Run]) -> str:
         rows.append([f"`{commits}`", versions, engine, str(len(members)), *times])
     header = ["commit", "versions", "engine", "runs", "time of a run", "of all", "CPU time of all"]
     return "## Provenance\n\nTimes are those of training updates.\n\n" + markdown(header, rows)
+
+
+def provenance_of(result: dict[str, Any]) -> str:
+    """The commit and the environment of an analysis."""
+    found = {"commit": result["commit"], **result["environment"]}
+    return "## Provenance\n\n" + markdown(["", ""], [[k, f"`{v}`"] for k, v in found.items()])

@@ -13,7 +13,7 @@ from bnrnn.files import write_text
 from bnrnn.report.claims import claim_keys, load_claim, load_paper, read_claims
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.pages import RESULTS, claims, measured_keys
-from bnrnn.report.site import api, front, gallery, run_pages
+from bnrnn.report.site import api, front, gallery, programs, run_pages
 from bnrnn.report.site.experiment import render_page, rendered, runs_of
 
 FIGURES = (".png", ".svg")
@@ -48,12 +48,13 @@ def write(folder: Path, with_plot: Collection[str]) -> None:
     write_text(folder / "results" / "runs.md", run_pages.render_all())
     write_text(folder / "gallery.md", gallery.render())
     write_text(folder / "examples.md", examples())
+    write_text(folder / f"{programs.KEY}.md", programs.render())
     for name, text in api.pages().items():
         write_text(folder / f"{name}.md", text)
     benchmarks = sorted(f"results/bench/{path.stem}" for path in (RESULTS / "bench").glob("*.md"))
     contents = {
         "Using the layers": [*FIRST, "api/index"],
-        "Results": ["results/README", "results/claims", *papers, "results/runs", "gallery", *benchmarks],
+        "Results": ["results/README", "results/claims", *papers, "results/runs", "gallery", programs.KEY, *benchmarks],
         "The repository": [name for name in documents if name not in FIRST and not name.startswith("results")],
     }
     navigation = [TOCTREE.format(caption=k, entries="\n".join(v)) for k, v in contents.items()]
