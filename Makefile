@@ -22,7 +22,7 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-.PHONY: help setup quickstart test sanitize lint types check tables site site-test data bench stress campaign status sweep-gamma
+.PHONY: help setup quickstart test sanitize lint types check tables compare site site-test data bench stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -69,6 +69,9 @@ check: setup  ## fail if a rendered table differs from the stored results
 
 tables: setup  ## render tables and figures from results/
 	$(PYTHON) scripts/make_tables.py
+
+compare: setup  ## plot the curves of KEY=cooijmans2016/table1 in the terminal (METRIC=valid/loss OUT=results)
+	$(PYTHON) scripts/compare.py $(or $(KEY),cooijmans2016/table1) --results $(OUT) $(if $(METRIC),--metric $(METRIC))
 
 site: setup  ## build a site of documents, claims and results in site/; needs no network to be read
 	$(PYTHON) scripts/make_site.py

@@ -18,7 +18,6 @@ import torch
 from bnrnn.bench import layers
 from bnrnn.bench.inference import inference_cases
 from bnrnn.bench.layers import CLEAR_REFS, Shape, in_fresh_process, memory_growth, relative_errors
-from bnrnn.bench.page import render, render_file
 from bnrnn.bench.peers import peer_cases
 from bnrnn.bench.readers import reader_cases
 from bnrnn.bench.rhn import rhn_case
@@ -28,6 +27,7 @@ from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.files import write_record
 from bnrnn.heap import keep_heap
+from bnrnn.report.bench_page import render, render_file
 from bnrnn.scan import set_backend
 from bnrnn.scan.native.peak import peak
 from bnrnn.training.device import choose_device

@@ -11,13 +11,13 @@ import torch
 
 from bnrnn.bench import inference, layers, peers, readers, rhn, speech, timing
 from bnrnn.bench.layers import NaiveLSTM, Shape
-from bnrnn.bench.page import render, render_brief
 from bnrnn.bench.rhn import NaiveBNRHN
 from bnrnn.bench.timing import NAIVE, NN_LSTM, NO_NORM, Plan, ratios, verdict
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.bn_rhn import BNRHN
 from bnrnn.layers.stack import LSTM
+from bnrnn.report.bench_page import render, render_brief
 from bnrnn.scan import backend, set_backend
 from bnrnn.scan.native import build
 from scripts.bench import main

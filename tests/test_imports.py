@@ -14,6 +14,7 @@ FLOORS = [  # the lowest first; packages and modules on one floor do not import 
     {"layers"},
     {"models", "data"},
     {"training"},
+    {"bench"},
     {"report"},
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}  # all others are commands

@@ -5,10 +5,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bnrnn.bench.page import render_brief, render_file
 from bnrnn.config import ROOT
 from bnrnn.files import read_record
 from bnrnn.report import plots
+from bnrnn.report.bench_page import render_brief, render_file
 from bnrnn.report.claims import claim_keys, load_analysis, load_claim
 from bnrnn.report.claims_page import render as render_claims
 from bnrnn.report.claims_page import render_short as render_claims_short

@@ -1,25 +1,27 @@
-"""Figures. Our results are lines; points of a paper are open circles."""
+"""Figures of runs. Our results are lines, crosses where runs diverged; points of a paper are open circles."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from bnrnn.config import label, sweep
-from bnrnn.files import atomic_write
 from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim
+from bnrnn.report.rules import student_interval
 from bnrnn.report.runs import Run, load_runs, longest
+from bnrnn.report.style import ACROSS, LOOKS, PANEL, Look, legend_below, save
 
 EXPLODED = 100.0  # a loss above so many nats does not determine the range of an axis
-COLORS = ["#4c6a92", "#d1603d", "#5b8c5a", "#8d6a9f", "#c9a227", "#3aa6b9", "#7a5c3e"]
+FEW = 15  # curves with at most so many points have markers
+SPAN = 0.2  # the least range of an axis of accuracies or errors: a smaller one would exaggerate differences
+NAMES = {"optim.lr": "learning rate", "model.layer.gamma_init": "initial gamma", "data.state_noise": "noise"}
 AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",
         60.0: "minutes of training updates, evaluation excluded",
         3600.0: "hours of training updates, evaluation excluded"}  # fmt: skip
@@ -31,34 +33,51 @@ def time_unit(runs: list[Run]) -> float:
     return next((unit for unit in (3600.0, 60.0) if last >= 2 * unit), 1.0)
 
 
-def draw_runs(ax: Axes, runs: list[Run], metric: str, color: str, name: str, unit: float | None) -> float:
+def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, unit: float | None) -> float:
     """Plot thin lines for the seeds and a thick line for their mean, at updates where all have a point.
+
+    From three seeds on, the 95 % interval of the mean (Student's t) is shaded. Runs that diverged end with a cross at
+    their last finite point, or have one at the top of the panel if they have no point.
 
     Args:
         unit: the unit of the time axis in seconds; None plots against updates.
 
     Returns the largest x.
     """
-    curves = []
+    curves, last = [], 0.0
     for run in runs:
         seconds = run.series("seconds") if unit else {}
-        curves.append({u: (seconds[u] / unit if unit else float(u), y) for u, y in run.series(metric).items()})
-    curves = [curve for curve in curves if curve]
+        curve = {u: (seconds[u] / unit if unit else float(u), y) for u, y in run.series(metric).items()}
+        if curve:
+            curves.append(curve)
+            last = max(last, *(x for x, _ in curve.values()))
+        if run.result.status == "diverged":
+            end = (
+                list(curve.values())[-1] if curve else (run.result.seconds / unit if unit else run.result.updates, 0.97)
+            )
+            ax.plot(*end, "X", color=look.color, markersize=9, markeredgecolor="white", clip_on=False, zorder=3,
+                    transform=ax.transData if curve else ax.get_xaxis_transform())  # fmt: skip
+    style = {"color": look.color, "linestyle": look.line}
     if not curves:
         if runs:  # all runs diverged before their first evaluation
-            ax.plot([], [], "x", color=color, label=name)
+            ax.plot([], [], "X", color=look.color, label=name)
         return 0.0
     for curve in curves if len(curves) > 1 else []:
-        ax.plot(*zip(*curve.values(), strict=True), color=color, alpha=0.35, linewidth=0.8)
+        ax.plot(*zip(*curve.values(), strict=True), color=look.color, alpha=0.35, linewidth=0.8)
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
-    means = [[mean(curve[u][k] for curve in curves) for u in shared] for k in (0, 1)]
-    ax.plot(*means, color=color, linewidth=2.0, label=name)
-    return max(x for curve in curves for x, _ in curve.values())
+    x, y = ([mean(curve[u][k] for curve in curves) for u in shared] for k in (0, 1))
+    ax.plot(x, y, **style, linewidth=2.0, label=name, marker=look.marker if len(x) <= FEW else None, markersize=5)
+    if len(curves) >= 3:
+        low, high = zip(*(student_interval([curve[u][1] for curve in curves]) for u in shared), strict=True)
+        lines = ax.dataLim.frozen()
+        ax.fill_between(x, low, high, color=look.color, alpha=0.15, linewidth=0)
+        ax.dataLim.set(lines)  # a wide interval does not determine the range of the axis
+    return last
 
 
 def draw_panel(
     ax: Axes, runs: list[Run], rows: dict[str, str], at: Callable[[Run, str], bool], metric: str,
-    points: dict[str, dict[int, float]], unit: float | None = None,
+    points: dict[str, dict[int, float]], unit: float | None = None, chance: float | None = None,
 ) -> None:  # fmt: skip
     """Plot one curve per row of the table, with the paper's points up to the length of our runs.
 
@@ -67,53 +86,81 @@ def draw_panel(
         at: decides whether a run belongs to a row.
         points: the paper's points by row and update.
         unit: as in `draw_runs`.
+        chance: the value of guessing, drawn as a line if it lies within the panel.
     """
     lasts = []
-    for color, row in zip(COLORS, rows, strict=False):
+    for look, row in zip(LOOKS, rows, strict=False):
         mine = [run for run in runs if at(run, row)]
         lost = sum(run.result.status == "diverged" for run in mine)
         counted = f"n={len(mine)}, {lost} diverged" if lost else f"n={len(mine)}"
         name = f"{rows[row]}{', ours' if points else ''} ({counted})"
-        lasts.append(draw_runs(ax, mine, metric, color, name, unit))
+        lasts.append(draw_runs(ax, mine, metric, look, name, unit))
     last = max(lasts, default=0)
-    for color, row in zip(COLORS, rows, strict=False):
+    for look, row in zip(LOOKS, rows, strict=False):
         shown = {u: y for u, y in points.get(row, {}).items() if u <= 1.02 * last or not last}
-        ax.plot(list(shown), list(shown.values()), "o", color=color, markerfacecolor="none", markersize=7,
+        ax.plot(list(shown), list(shown.values()), "o", color=look.color, markerfacecolor="none", markersize=8,
                 markeredgewidth=1.5, label=f"{rows[row]}, paper" if shown else None)  # fmt: skip
     if last:
         ax.set_xlim(0, 1.03 * last)
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
     ax.set_xlabel(AXES[unit])
     ax.set_ylabel(axis_title(metric))
-    if metric.endswith("loss") and ax.get_ylim()[1] > EXPLODED:
+    _choose_range(ax, metric)
+    if chance is not None and ax.get_ylim()[0] <= chance <= ax.get_ylim()[1]:
+        ax.axhline(chance, color="grey", linestyle=":", linewidth=1.2, label="guessing")
+    legend_below(ax)
+
+
+def _choose_range(ax: Axes, metric: str) -> None:
+    """A range of the vertical axis that neither hides curves nor exaggerates differences."""
+    low, high = ax.get_ylim()
+    if metric.endswith("loss") and high > EXPLODED:
         # Curves that diverge leave the plot, so that the other curves remain readable.
-        drawn = [np.asarray(line.get_ydata()) for line in ax.get_lines()]
+        drawn = [np.asarray(line.get_ydata()) for line in ax.get_lines() if line.get_transform() == ax.transData]
         ax.set_ylim(0, 1.5 * min(float(y[0]) for y in drawn if len(y)))
-    ax.grid(alpha=0.25)
-    ax.legend(frameon=False, fontsize=8)
+    elif metric.endswith(("accuracy", "error")) and high - low < SPAN:
+        low = min(max(0.0, (low + high - SPAN) / 2), 1.0 - SPAN)
+        ax.set_ylim(low, low + SPAN)
 
 
 def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -> None:
     """The figure of a claim: one panel per dataset and, if the claim has `reach`, our runs against time below it."""
     claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale and run.in_grid(key)]
-    rows = {row: label(claim["rows"], row) for row in sweep(key)[claim["rows"]]}
+    rows = {row: named(claim["rows"], row) for row in sweep(key)[claim["rows"]]}
     cols = [c for c in sweep(key)[claim["cols"]] if any(r.overrides.get(claim["cols"]) == c for r in runs)]
-    height, width = 2 if "reach" in curve else 1, max(1, len(cols))
-    fig, axes = plt.subplots(height, width, figsize=(6 * width, 4.2 * height), squeeze=False, sharey="col")
+    below = "reach" in curve
+    width = min(ACROSS, max(1, len(cols)))
+    height = math.ceil(max(1, len(cols)) / width) * (1 + below)
+    fig, axes = plt.subplots(height, width, figsize=(PANEL[0] * width, PANEL[1] * height), squeeze=False)
 
     def at(run: Run, row: str) -> bool:
         return run.overrides.get(claim["rows"]) == row
 
-    for column, col in zip(axes.T, cols, strict=False):
+    for k, col in enumerate(cols):
+        ax = axes[k // width * (1 + below), k % width]
         mine = [run for run in runs if run.overrides.get(claim["cols"]) == col]
         points = {row: of_row[col] for row, of_row in curve.get("points", {}).items() if col in of_row}
-        draw_panel(column[0], longest(mine), rows, at, curve["metric"], points)
-        named = label(claim["cols"], col)
-        column[0].set_title(named if named != col else f"{claim['cols']} {col}", fontsize=10)
-        for ax in column[1:]:
+        chance = curve.get("chance", {}).get(col)
+        draw_panel(ax, longest(mine), rows, at, curve["metric"], points, chance=chance)
+        ax.set_title(named(claim["cols"], col))
+        if below:
+            under = axes[k // width * 2 + 1, k % width]
             engine, timed = commonest_engine(mine, claim["rows"])
-            draw_panel(ax, timed, rows, at, curve["metric"], {}, time_unit(timed))
-            ax.set_title(f"our runs, engine {engine}", fontsize=10)
+            draw_panel(under, timed, rows, at, curve["metric"], {}, time_unit(timed))
+            under.set_title(f"our runs, engine {engine}")
+            under.set_ylim(ax.get_ylim())
+    for ax in axes.flat:
+        if not ax.get_title():
+            ax.remove()
     save(fig, path)
+
+
+def named(key: str, value: str) -> str:
+    """The label of an option, such as model=bn_lstm, or the name of a key and its value, such as a learning rate."""
+    if "." in key:
+        return f"{NAMES.get(key, key)} {value}"
+    return label(key, value)
 
 
 def commonest_engine(runs: list[Run], key: str) -> tuple[str, list[Run]]:
@@ -126,7 +173,7 @@ def draw_sweep(key: str, results_dir: Path, path: Path) -> None:
     """Validation accuracy and training loss of an experiment without a paper."""
     runs = longest(load_runs(key, results_dir))
     rows = {row: label("model", row) for row in sweep(key)["model"]}
-    fig, axes = plt.subplots(1, 2, figsize=(12, 4.2))
+    fig, axes = plt.subplots(1, 2, figsize=(2 * PANEL[0], PANEL[1]))
     for ax, metric in zip(axes, ("valid/accuracy", "train/loss"), strict=True):
         draw_panel(ax, runs, rows, lambda r, row: r.overrides.get("model") == row, metric, {})
     save(fig, path)
@@ -136,22 +183,22 @@ def draw_search(key: str, search: dict[str, Any], results_dir: Path, path: Path)
     """Plot the trials of a random search as dots, the paper's best as a circle, and diverged trials along the top."""
     claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale]
     fig, ax = plt.subplots(figsize=(8, 4.5))
-    for color, (row, best) in zip(COLORS, search["published"].items(), strict=False):
+    for look, (row, best) in zip(LOOKS, search["published"].items(), strict=False):
         trials = [run for run in runs if run.overrides.get(claim["rows"]) == row]
         title = label(claim["rows"], row)
         done = [run for run in trials if run.result.status == "finished"]
         name = f"{title}, ours (n={len(done)})"
         values = [run.measured(search["metric"]) for run in done]
-        ax.plot([run.drawn[search["x"]] for run in done], values, ".", color=color, markersize=8, label=name)
+        drawn = [run.drawn[search["x"]] for run in done]
+        ax.plot(drawn, values, look.marker, color=look.color, markersize=5, label=name)
         lost = [run.drawn[search["x"]] for run in trials if run.result.status == "diverged"]
         if lost:
-            ax.plot(lost, [0.97] * len(lost), "x", color=color, label=f"{title}, diverged",
+            ax.plot(lost, [0.97] * len(lost), "X", color=look.color, label=f"{title}, diverged",
                     transform=ax.get_xaxis_transform())  # fmt: skip
-        ax.plot(best[search["x"]], best[search["metric"]], "o", color=color, markerfacecolor="none", markersize=9,
-                label=f"{title}, the paper's best")  # fmt: skip
+        ax.plot(best[search["x"]], best[search["metric"]], look.marker, color=look.color, markerfacecolor="none",
+                markersize=11, label=f"{title}, the paper's best")  # fmt: skip
     ax.set(xscale="log", xlabel=search["x"], ylabel=axis_title(search["metric"]))
-    ax.grid(alpha=0.25)
-    ax.legend(frameon=False, fontsize=8)
+    legend_below(ax)
     save(fig, path)
 
 
@@ -167,11 +214,3 @@ def draw_gallery(images: list[dict[str, Any]], pixels: list[Any], path: Path) ->
         ax.axis("off")
         text.axis("off")
     save(fig, path)
-
-
-def save(fig: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fig.tight_layout()
-    with atomic_write(path) as file:
-        fig.savefig(file, format=path.suffix[1:], dpi=120, metadata={"Software": None})
-    plt.close(fig)

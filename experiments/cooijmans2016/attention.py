@@ -16,7 +16,7 @@ import torch
 from bnrnn.config import label, sweep
 from bnrnn.data.cloze import Cloze
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.report import plots
+from bnrnn.report import style
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.runs import load_trained, trained_runs
@@ -98,8 +98,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
         ax.set_xticks(range(len(question["passage"])), question["passage"], rotation=90, fontsize=8)
         names = [f"{label('setting', setting)}: {reader['answer']}" for setting, reader in readers.items()]
         ax.set_yticks(range(len(readers)), names, fontsize=8)
+        ax.grid(visible=False)
         ax.set_title(f"{' '.join(question['question'])}  (right: {question['answer']})", fontsize=9, loc="left")
-    plots.save(fig, path)
+    style.save(fig, path)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from bnrnn.config import compose_config
 from bnrnn.errors import report_errors
 from bnrnn.inputs import Batch
-from bnrnn.report import plots
+from bnrnn.report import style
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.site.curves import Line, Plot, shortened
@@ -113,7 +113,7 @@ def render(result: dict[str, Any]) -> str:
 def draw(result: dict[str, Any], path: Path) -> None:
     """Plot the median over draws as one line per gamma; circles are the paper's points."""
     claim = load_claim(KEY)
-    fig, ax = plt.subplots(figsize=(9, 5))
+    fig, ax = plt.subplots(figsize=(8, 5))
     colors = plt.get_cmap("viridis")
     norms = log10(result)
     for k, (gamma, values) in enumerate(norms.items()):
@@ -121,14 +121,13 @@ def draw(result: dict[str, Any], path: Path) -> None:
         ax.plot(values.quantile(0.5, dim=0), color=color, label=f"gamma {gamma}")
         paper = claim["log10"][gamma]
         ax.plot(claim["steps"][: len(paper)], paper, "o", color=color, markerfacecolor="none", markersize=5)
+    ax.plot([], [], "o", color="grey", markerfacecolor="none", label="paper, one draw")
     ax.set(xlabel="time step t", ylabel="log10 of |dloss / dh_t|", xlim=(0, 800), ylim=(-27, 1))
     ax.set_title(
-        "Gradients through a batch-normalized tanh RNN: median of our draws (lines), the paper's one draw (circles)",
-        fontsize=10,
+        f"Gradients through a batch-normalized tanh RNN, median of {len(result['gradient_norms']['0.1'])} draws"
     )
-    ax.grid(alpha=0.25)
-    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    plots.save(fig, path)
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    style.save(fig, path)
 
 
 def main() -> None:

@@ -20,11 +20,12 @@ from hydra.utils import instantiate
 from torch import nn
 from tqdm import tqdm
 
+from bnrnn.config import label
 from bnrnn.errors import report_errors
 from bnrnn.heap import keep_heap
 from bnrnn.layers.population import batch_statistics, has_batch_norm
 from bnrnn.metrics import Scores
-from bnrnn.report import plots
+from bnrnn.report import style
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown, spread
 from bnrnn.report.runs import Run, load_trained, trained_runs
@@ -127,20 +128,21 @@ def render(result: dict[str, Any]) -> str:
 def draw(result: dict[str, Any], path: Path) -> None:
     """Plot bits per character against the length of segments; open circles are the paper's values."""
     claim = load_claim(KEY)
-    fig, ax = plt.subplots(figsize=(8, 4.5))
-    for color, (name, by_seed) in zip(plots.COLORS, result["bpc"].items(), strict=False):
+    fig, ax = plt.subplots(figsize=(7, 5))
+    for look, (row, by_seed) in zip(style.LOOKS, result["bpc"].items(), strict=False):
+        model, _, statistics = row.partition(", ")
+        name = label("model", model) + (f", {statistics} statistics" if statistics else "")
         for values in by_seed.values():
-            ax.plot(result["lengths"], values, color=color, alpha=0.35, linewidth=0.8)
+            ax.plot(result["lengths"], values, color=look.color, alpha=0.35, linewidth=0.8)
         means = [mean(values) for values in zip(*by_seed.values(), strict=True)]
-        ax.plot(result["lengths"], means, color=color, linewidth=2, label=f"{name}, ours (n={len(by_seed)})")
-        ax.plot(
-            claim["lengths"], claim["points"][name], "o", color=color, markerfacecolor="none", label=f"{name}, paper"
-        )
+        ax.plot(result["lengths"], means, color=look.color, linestyle=look.line, marker=look.marker, markersize=5,
+                linewidth=2, label=f"{name}, ours (n={len(by_seed)})")  # fmt: skip
+        ax.plot(claim["lengths"], claim["points"][row], "o", color=look.color, markerfacecolor="none", markersize=8,
+                label=f"{name}, paper")  # fmt: skip
     ax.set(xlabel="symbols of a segment", ylabel="test bits per character")
-    ax.set_title(f"Ours after {result['updates']:,} updates, the paper's selected from 39,550", fontsize=10)
-    ax.grid(alpha=0.25)
-    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    plots.save(fig, path)
+    ax.set_title(f"Ours after {result['updates']:,} updates, the paper's selected from 39,550")
+    style.legend_below(ax)
+    style.save(fig, path)
 
 
 def main() -> None:

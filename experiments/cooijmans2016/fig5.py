@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bnrnn.errors import report_errors
-from bnrnn.report import plots
+from bnrnn.report import style
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.runs import trained_runs
@@ -84,15 +84,18 @@ def render(result: dict[str, Any]) -> str:
 def draw(result: dict[str, Any], path: Path) -> None:
     """Plot one line per unit over time steps. Dashed lines mark the range of the paper's axis."""
     axes = load_claim(KEY)["axes"]
-    fig, panels = plt.subplots(2, 2, figsize=(11, 7))
+    fig, panels = plt.subplots(2, 2, figsize=(11, 7.5))
     for ax, (name, units) in zip(panels.flat, result["statistics"].items(), strict=True):
-        for unit in units:
-            ax.plot(unit, linewidth=0.8, alpha=0.8)
-        for limit in axes[name]:
-            ax.axhline(limit, color="black", linestyle="--", linewidth=0.8)
+        colors = plt.get_cmap("viridis")
+        order = sorted(range(len(units)), key=lambda k: units[k][-1])
+        for rank, k in enumerate(order):
+            ax.plot(units[k], color=colors(rank / len(units)), linewidth=0.8, label=None if rank else "one unit")
+        for k, limit in enumerate(axes[name]):
+            shown = None if k else "ends of the paper's axis"
+            ax.axhline(limit, color="black", linestyle="--", linewidth=0.8, label=shown)
         ax.set(xlabel="time step", title=TITLES[name])
-        ax.grid(alpha=0.25)
-    plots.save(fig, path)
+        style.legend_below(ax)
+    style.save(fig, path)
 
 
 def main() -> None:

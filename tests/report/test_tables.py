@@ -9,7 +9,7 @@ import pytest
 
 from bnrnn.config import ROOT, compose_config, sweep
 from bnrnn.errors import BnrnnError
-from bnrnn.report import pages, plots, tables
+from bnrnn.report import pages, plots, style, tables
 from bnrnn.report.claims import claim_keys, load_claim, load_paper
 from bnrnn.report.index import render_index
 from bnrnn.report.runs import Run, load_runs
@@ -335,14 +335,36 @@ def test_a_run_that_diverged_before_its_first_evaluation_is_in_the_legend():
     rows = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "rnn": "RNN"}
     plots.draw_panel(ax, runs, rows, lambda r, row: r.overrides["model"] == row, "valid/loss", {})
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    crosses = [line for line in ax.get_lines() if line.get_marker() == "X" and len(line.get_xdata())]
     plots.plt.close(figure)
     assert texts == ["LSTM (n=2, 2 diverged)", "BN-LSTM (n=2, 1 diverged)"]
+    assert [float(cross.get_ydata()[0]) for cross in crosses] == [0.97, 0.97, 2.0]  # at the top, or at the last point
+    assert crosses[2].get_transform() == ax.transData != crosses[0].get_transform()
+
+
+def test_a_panel_shows_the_interval_of_three_seeds_the_level_of_guessing_and_no_exaggerated_difference():
+    def panel(seeds: int, updates: int) -> plots.Axes:
+        records = [[{"update": u, "valid/accuracy": 0.12 + s / 100} for u in range(updates)] for s in range(seeds)]
+        runs = [Run(ROOT, {}, "paper", result(), record, False) for record in records]
+        ax = plots.plt.subplots()[1]
+        plots.draw_panel(ax, runs, {"lstm": "LSTM"}, lambda run, row: True, "valid/accuracy", {}, chance=0.1)
+        plots.plt.close(ax.figure)
+        return ax
+
+    ax = panel(3, 4)
+    low, high = ax.get_ylim()
+    assert high - low == pytest.approx(plots.SPAN) and low < 0.1
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["LSTM (n=3)", "guessing"]
+    band = ax.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((0.13 - 0.02484, 0.13 + 0.02484), abs=1e-4)  # t = 4.303, n = 3
+    means = {n: next(line for line in panel(2, n).get_lines() if line.get_label() == "LSTM (n=2)") for n in (4, 40)}
+    assert [line.get_marker() for line in means.values()] == ["o", "None"]
 
 
 def test_no_experiment_has_more_rows_than_there_are_colors():
     for key in claim_keys():
         if "rows" in load_claim(key) and load_claim(key)["curves"]:
-            assert len(sweep(key)[load_claim(key)["rows"]]) <= len(plots.COLORS), key
+            assert len(sweep(key)[load_claim(key)["rows"]]) <= len(style.LOOKS), key
 
 
 def test_a_changed_result_fails_the_check_and_make_tables_updates_the_page(tmp_path, monkeypatch):

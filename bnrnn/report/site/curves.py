@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bnrnn.config import label, sweep
+from bnrnn.config import sweep
 from bnrnn.files import write_text
 from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim
+from bnrnn.report.plots import EXPLODED, named
 from bnrnn.report.runs import Run, longest
 
-EXPLODED = 100.0  # nats; with a larger loss, the vertical axis is logarithmic at first
 UPDATES, SECONDS, EPOCHS = "updates", "seconds of training updates", "epochs"
 AXES = (UPDATES, SECONDS, EPOCHS)
 
@@ -120,12 +120,12 @@ def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | N
         row, col = run.overrides.get(claim["rows"], ""), run.overrides.get(claim["cols"], "")
         for metric in metrics:
             if (series := run.series(metric)) or run.result.status == "diverged":
-                place = {"row": name_of(claim["rows"], row), "panel": name_of(claim["cols"], col)}
+                place = {"row": named(claim["rows"], row), "panel": named(claim["cols"], col)}
                 lines.append(line_of(run, metric, series, pages[run.folder], **place))
     for curve in claim["curves"]:
         for row, cols in curve.get("points", {}).items():
             for col, values in cols.items():
-                place = {"row": name_of(claim["rows"], row), "panel": name_of(claim["cols"], col)}
+                place = {"row": named(claim["rows"], row), "panel": named(claim["cols"], col)}
                 points.append(Line(x={UPDATES: list(values)}, y=list(values.values()), metric=curve["metric"], **place))
     has = {line.metric for line in [*lines, *points]}
     if not has:
@@ -139,14 +139,8 @@ def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | N
 
 def _in_order(lines: list[Line], key: str, rows: str) -> list[Line]:
     """The lines in the order of the rows in the grid, so that a row has the same color in every plot of the page."""
-    order = [name_of(rows, value) for value in sweep(key)[rows]]
+    order = [named(rows, value) for value in sweep(key)[rows]]
     return sorted(lines, key=lambda line: order.index(line.row) if line.row in order else len(order))
-
-
-def name_of(key: str, value: str) -> str:
-    """The name of a row or column in a legend: its label, or `key=value` if it is not the name of a file in conf/."""
-    named = label(key, value)
-    return named if named != value or key in ("model", "data", "setting") else f"{key.split('.')[-1]} {value}"
 
 
 def of_run(run: Run) -> Plot:

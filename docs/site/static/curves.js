@@ -2,7 +2,9 @@
 "use strict";
 
 (function () {
-  const COLORS = ["#0072b2", "#d55e00", "#009e73", "#aa4499", "#b8860b", "#3aa6b9", "#882255", "#555555", "#7a9a01", "#5c4bc2"];
+  // Colors and lines of the figures (bnrnn/report/style.py), and more for plots with many rows.
+  const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777", "#882255", "#7a9a01", "#5c4bc2"];
+  const DASHES = ["solid", "6px,2px", "6px,2px,2px,2px", "3px,2px"];
   const MOST_MEMBERS = 12; // with more, there is no switch for each of them
   const plot = window.bnrnnPlot;
   const place = document.getElementById("curves");
@@ -81,6 +83,7 @@
     const found = [];
     rows.forEach((row, k) => {
       const color = COLORS[k % COLORS.length];
+      const dash = DASHES[k % DASHES.length];
       const lines = drawnLines(row, panel);
       const withMean = state.mean && lines.length > 1;
       const lost = lines.filter((line) => line.diverged).length;
@@ -89,13 +92,13 @@
       lines.forEach((line, i) => found.push({
         type: "scatter", x: line.x[state.axis], y: line.y, name, legendgroup: row, showlegend: !withMean && i === 0,
         mode: line.y.length < 13 ? "lines+markers" : "lines", opacity: withMean ? 0.4 : 1, customdata: line.y.map(() => line.page),
-        line: { color, width: withMean ? 1 : 1.8 }, marker: { color, size: 5 },
+        line: { color, dash, width: withMean ? 1 : 1.8 }, marker: { color, size: 5 },
         hovertemplate: `%{y:.5g}<br>%{x:,.6~g} ${state.axis}<br>${line.name || row}<extra></extra>`,
       }));
       if (withMean) {
         const mean = meanOf(lines);
         found.push({ type: "scatter", ...mean, name, legendgroup: row, mode: mean.x.length < 13 ? "lines+markers" : "lines",
-          line: { color, width: 3 }, marker: { color, size: 6 },
+          line: { color, dash, width: 2.5 }, marker: { color, size: 6 },
           hovertemplate: `%{y:.5g}<br>%{x:,.6~g} ${state.axis}<br>mean of ${row}<extra></extra>` });
       }
       const ends = lines.filter((line) => line.diverged).map((line) => {

@@ -1,0 +1,31 @@
+"""Plot the curves of a sweep in the terminal, and print the command that sends its runs to wandb.
+
+python scripts/compare.py KEY [--results DIR] [--metric valid/accuracy]
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from bnrnn.errors import report_errors
+from bnrnn.report.terminal import default_metric, plot, read_curves
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("key", help="<paper>/<table or figure>, such as cooijmans2016/table1")
+    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+    parser.add_argument("--metric", help="a name in metrics.jsonl; default: the metric of the figure")
+    args = parser.parse_args()
+    folder, metric = args.results / args.key, args.metric or default_metric(args.key)
+    for title, curves in read_curves(folder, metric).items():
+        print(plot(curves, metric, title, sys.stdout.isatty()))
+    sent = sorted({path.parent for path in folder.rglob("wandb/offline-run-*")})
+    for path in sent:
+        print(f"wandb sync {path}/offline-run-*")
+    if not sent:
+        print(f"{folder} has no offline runs of wandb: they are not part of the repository, only of your own runs")
+
+
+if __name__ == "__main__":
+    report_errors(main)
