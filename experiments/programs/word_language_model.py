@@ -1,6 +1,6 @@
 """PyTorch's example of a word language model, with nn.LSTM and with bnrnn.LSTM in its place, on Penn Treebank.
 
-    python experiments/programs/word_language_model.py [--updates 300] [--out-dir DIR]
+    python experiments/programs/word_language_model.py [--updates 150] [--out-dir DIR]
 
 The model and its training follow github.com/pytorch/examples, word_language_model: two LSTM layers between an embedding
 and a linear readout, plain SGD at a rate of 20, gradients clipped to a norm of 0.25, windows of 35 words, batches of
@@ -157,7 +157,7 @@ def render(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--updates", type=int, default=300)
+    parser.add_argument("--updates", type=int, default=150)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
     parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
