@@ -118,8 +118,8 @@ def train(variant: str, seed: int, data: PTBWord, updates: int, every: int) -> d
                     parameter.add_(parameter.grad, alpha=-RATE)
         milliseconds.append(1000 * (time.process_time() - started))
         if update % every == 0:
-            valid[update] = round(evaluate(model, valid_text), 4)
-            print(f"{variant}, seed {seed}, update {update}: {valid[update]:.3f} nats", flush=True)
+            valid[str(update)] = round(evaluate(model, valid_text), 4)
+            print(f"{variant}, seed {seed}, update {update}: {valid[str(update)]:.3f} nats", flush=True)
         if update == updates:
             break
     return {"valid": valid, "milliseconds": round(median(milliseconds), 2)}
