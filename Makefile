@@ -30,8 +30,8 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py;) \
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
-.PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare data bench running stress
-.PHONY: campaign status sweep-gamma
+.PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare site site-test data bench running
+.PHONY: stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -85,6 +85,12 @@ tables: setup  ## render tables and figures from results/
 
 compare: setup  ## plot the curves of KEY=cooijmans2016/table1 in the terminal (METRIC=valid/loss OUT=results)
 	$(PYTHON) scripts/compare.py $(or $(KEY),cooijmans2016/table1) --results $(OUT) $(if $(METRIC),--metric $(METRIC))
+
+site: setup  ## build a site of documents, claims and results in site/; needs no network to be read
+	$(PYTHON) scripts/make_site.py
+
+site-test: site  ## build the site and test it in Chromium, which must be installed (Debian: apt-get install chromium)
+	$(PYTHON) -m pytest -q -m browser tests/test_site.py
 
 data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, and verify them
 	$(PYTHON) -m bnrnn.prepare

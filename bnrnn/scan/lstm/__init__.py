@@ -32,7 +32,7 @@ def lstm_scan(
     """Run bnrnn.scan.lstm.reference.lstm_scan on the selected engine, with these extensions:
 
     - With `weight_ih` (4H, I), x_proj is the input x, (T, B, I) or ids (T, B), and the scan computes `linear(x)`
-    itself.
+      itself.
     - All tensors except weight_ih may have a leading axis R. The call then runs R independent layers of equal shape.
     - Tensors may be bfloat16 or float16, and torch.autocast may be on. Matrix products then have that precision;
       statistics, states and all other values are float32 inside. y has the dtype of x_proj; h and c keep their dtypes.
