@@ -29,8 +29,8 @@ def render(key: str, results_dir: Path) -> str:
     for cell in missing:
         kind = " ".join(f"`{k}={v}`" for k, v in cell.overrides.items() if k not in ("seed", "search.trial"))
         by_kind.setdefault(kind, []).append(cell)
-    rows = [[kind, *_row(of_kind, key, known)] for kind, of_kind in by_kind.items()]
-    hours = [hours_of(cell, key, known) for cell in missing]
+    rows = [[kind, *_row(of_kind, known)] for kind, of_kind in by_kind.items()]
+    hours = [hours_of(cell, known) for cell in missing]
     if all(hour is not None for hour in hours):
         total = f"They take about {sum(hour or 0.0 for hour in hours):,.0f} core hours. "
     else:
@@ -39,15 +39,15 @@ def render(key: str, results_dir: Path) -> str:
     return f"{count}{total}{ABOUT}\n{markdown(['runs', 'seeds or trials', 'updates', 'core hours of each'], rows)}"
 
 
-def _row(cells: list[Cell], key: str, known: list[Known]) -> list[str]:
+def _row(cells: list[Cell], known: list[Known]) -> list[str]:
     """[seeds, updates, hours] of cells that differ only in their seed or trial."""
     names = [cell.overrides.get("search.trial", cell.overrides.get("seed", "")) for cell in cells]
     shown = ", ".join(names) if len(names) < 6 else f"{len(names)} of them"
-    updates, hours = total_updates(cells[0], key, known), hours_of(cells[0], key, known)
+    updates, hours = total_updates(cells[0], known), hours_of(cells[0], known)
     return [shown, NONE if updates is None else f"{updates:,}", NONE if hours is None else f"{hours:,.1f}"]
 
 
-def hours_of(cell: Cell, key: str, known: list[Known]) -> float | None:
+def hours_of(cell: Cell, known: list[Known]) -> float | None:
     """The estimated hours of a run; None if its length or its speed is unknown."""
-    updates, speed = total_updates(cell, key, known), nearest_speed(cell, known)
+    updates, speed = total_updates(cell, known), nearest_speed(cell, known)
     return None if updates is None or speed is None else updates * speed / 3600
