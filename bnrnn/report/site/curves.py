@@ -125,8 +125,8 @@ def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | N
     for curve in claim["curves"]:
         for row, cols in curve.get("points", {}).items():
             for col, values in cols.items():
-                place = {"row": named(claim["rows"], row), "panel": named(claim["cols"], col)}
-                points.append(Line(x={UPDATES: list(values)}, y=list(values.values()), metric=curve["metric"], **place))
+                x, y = {UPDATES: list(values)}, list(values.values())
+                points.append(Line(named(claim["rows"], row), x, y, named(claim["cols"], col), metric=curve["metric"]))
     has = {line.metric for line in [*lines, *points]}
     if not has:
         return None
