@@ -120,7 +120,7 @@ def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | N
         row, col = run.overrides.get(claim["rows"], ""), run.overrides.get(claim["cols"], "")
         for metric in metrics:
             if (series := run.series(metric)) or run.result.status == "diverged":
-                place = {"row": named(claim["rows"], row), "panel": named(claim["cols"], col)}
+                place: dict[str, Any] = {"row": named(claim["rows"], row), "panel": named(claim["cols"], col)}
                 lines.append(line_of(run, metric, series, pages[run.folder], **place))
     for curve in claim["curves"]:
         for row, cols in curve.get("points", {}).items():
