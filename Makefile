@@ -30,7 +30,8 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py;) \
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
-.PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare data bench stress campaign status sweep-gamma
+.PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare site site-test data bench running
+.PHONY: stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -85,13 +86,23 @@ tables: setup  ## render tables and figures from results/
 compare: setup  ## plot the curves of KEY=cooijmans2016/table1 in the terminal (METRIC=valid/loss OUT=results)
 	$(PYTHON) scripts/compare.py $(or $(KEY),cooijmans2016/table1) --results $(OUT) $(if $(METRIC),--metric $(METRIC))
 
+site: setup  ## build a site of documents, claims and results in site/; needs no network to be read
+	$(PYTHON) scripts/make_site.py
+
+site-test: site  ## build the site and test it in Chromium, which must be installed (Debian: apt-get install chromium)
+	$(PYTHON) -m pytest -q -m browser tests/test_site.py
+
 data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, and verify them
 	$(PYTHON) -m bnrnn.prepare
 
 bench: setup  ## time the layers, nn.LSTM and a Python loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
 
-stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; hours
+running: setup  ## compare running with exact population statistics, for docs/layer.md; minutes, needs Penn Treebank
+	$(PYTHON) -m bnrnn.running
+	$(PYTHON) scripts/make_tables.py
+
+stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; half an hour
 	$(PYTHON) -m bnrnn.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)
 
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml) for HOURS=3, JOBS=2 at a time

@@ -1,7 +1,8 @@
 """Configurations: composing them, the grid of a sweep, and the classes and labels in the files of conf/."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 
 from bnrnn.errors import BnrnnError
+from bnrnn.files import read_text, reading
 
 PACKAGE = Path(__file__).parent
 
@@ -23,13 +25,30 @@ def root() -> Path:
 
 ROOT = root()
 CONF = ROOT / "conf"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML has it
 LABELED = ("model", "data")  # nodes that may have a label; the label of a setting is a top-level key
 
 
 def compose_config(*overrides: str, hydra: bool = False) -> DictConfig:
     """The configuration that `python -m bnrnn.train` would use with these overrides."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(CONF), version_base="1.3"), checking_files():
         return without_labels(compose("train", list(overrides), return_hydra_config=hydra))
+
+
+@contextmanager
+def checking_files() -> Iterator[None]:
+    """Context manager for reading configurations: after any error, a damaged file in conf/ is named if there is one."""
+    try:
+        yield
+    except Exception as error:
+        for path in sorted(CONF.rglob("*.yaml")):
+            remedy, what = "restore it with git", "a file of options"
+            with reading(path, remedy, what):
+                if not isinstance(yaml.load(read_text(path, remedy, what), LOADER), dict | list):
+                    raise ValueError("expected keys and values") from None
+        if isinstance(error, yaml.YAMLError):  # what OmegaConf refuses beside: its message has the path
+            raise BnrnnError(f"{' '.join(str(error).split())}: restore the file with git") from error
+        raise
 
 
 def without_labels(cfg: DictConfig) -> DictConfig:

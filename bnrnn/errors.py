@@ -1,5 +1,6 @@
 """The error class for mistakes that a user can correct, and how programs report it."""
 
+import errno
 import math
 import sys
 from collections.abc import Callable
@@ -17,11 +18,14 @@ def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
     A user can correct a BnrnnError, the types in `also`, errors of the system that name a file, and a lack of memory.
     If hydra's instantiate has wrapped such an error, that error is returned.
     """
+    if isinstance(error, BnrnnError):
+        return error
     cause = error.__cause__ if isinstance(error.__cause__, (BnrnnError, OSError)) else error
     if isinstance(cause, (BnrnnError, *also)):
         return cause
     if isinstance(cause, OSError) and cause.filename is not None:
-        return BnrnnError(f"{cause.filename} cannot be used ({cause.strerror}): choose another path or mend this one")
+        remedy = "use shorter names" if cause.errno == errno.ENAMETOOLONG else "choose another path or mend this one"
+        return BnrnnError(f"{cause.filename} cannot be used ({cause.strerror}): {remedy}")
     if _lacks_memory(error):
         first = (str(error) or type(error).__name__).splitlines()[0]
         return BnrnnError(

@@ -2,8 +2,10 @@
 
 import gzip
 import hashlib
+import io
 import json
 import os
+import re
 import stat
 import tarfile
 import zipfile
@@ -17,6 +19,7 @@ from bnrnn.errors import BnrnnError
 MOST = 4 << 30  # bytes that are read into memory at most, also from a compressed file
 
 CHUNK = 1 << 24
+SUMS = "SHA256SUMS"
 
 
 @contextmanager
@@ -50,10 +53,39 @@ def _check_regular(path: Path) -> None:
         raise OSError("it is a folder" if stat.S_ISDIR(mode) else "it is no regular file")
 
 
+def check_listed(path: Path) -> None:
+    """Compare a file with its line in the SHA256SUMS of its folder, as `sha256sum * > SHA256SUMS` writes it.
+
+    Many formats have no checksum of their own: a changed letter is only another text. A folder without this file is
+    not checked. Raises ValueError for a file that differs or is not listed, and BnrnnError for a damaged list.
+    """
+    sums = path.with_name(SUMS)
+    if not sums.exists() and not sums.is_symlink():
+        return
+    with reading(sums, f"write it again with `sha256sum * > {SUMS}`", "a list of checksums"), sums.open("rb") as file:
+        lines = read_at_most(file, 1 << 26).decode("utf-8").splitlines()
+        pairs = [re.fullmatch(r"([0-9a-f]{64}) [ *](.+)", line) for line in lines]
+        listed = {pair[2]: pair[1] for pair in pairs if pair is not None}
+        if len(listed) < len(lines):
+            raise ValueError(f"line {pairs.index(None) + 1 if None in pairs else len(lines)} is no checksum of a file")
+    if path.name not in listed:
+        raise ValueError(f"{SUMS} beside it does not list it")
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != listed[path.name]:
+            raise ValueError(f"it does not have its checksum in {SUMS}")
+
+
 def read_bytes(path: Path, remedy: str, what: str = "", most: int = MOST) -> bytes:
     """The content of a file; a file with the ending .gz is decompressed. Raises BnrnnError, also above `most` bytes."""
-    with reading(path, remedy, what), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        return read_at_most(file, most)
+    with reading(path, remedy, what):
+        check_listed(path)
+        with opened(path) as file:
+            return read_at_most(file, most)
+
+
+def opened(path: Path) -> Any:
+    """Open a file to read bytes; a file with the ending .gz is decompressed."""
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def read_at_most(file: Any, most: int = MOST) -> bytes:
@@ -82,11 +114,15 @@ def read_json(path: Path, remedy: str, what: str = "") -> Any:
 def tar_members(path: Path, wanted: Callable[[str], Any]) -> dict[str, bytes]:
     """The regular files of a tar archive whose names are wanted. Links and devices in it are never followed or opened.
 
-    Raises ValueError if a wanted name is no regular file or the files have more than MOST bytes in all.
+    The whole archive is read, so that the checksum at the end of a .gz is verified. Raises ValueError if a wanted name
+    is no regular file or the files have more than MOST bytes in all.
     """
+    check_listed(path)
+    with opened(path) as file:
+        content = io.BytesIO(read_at_most(file))
     found: dict[str, bytes] = {}
     total = 0
-    with tarfile.open(path) as archive:
+    with tarfile.open(fileobj=content, mode="r:") as archive:
         for member in archive:
             if wanted(member.name):
                 file = archive.extractfile(member) if member.isreg() else None
@@ -96,16 +132,30 @@ def tar_members(path: Path, wanted: Callable[[str], Any]) -> dict[str, bytes]:
                 if total > MOST:
                     raise ValueError(f"its files have more than {MOST:,} bytes")
                 found[member.name] = file.read()
+        if any(content.getbuffer()[archive.offset :]):
+            raise ValueError("something follows its end")
     return found
 
 
 def zip_members(path: Path, wanted: Callable[[str], Any]) -> dict[str, bytes]:
     """The files of a zip archive whose names are wanted, checksums verified. Raises ValueError above MOST bytes."""
-    with zipfile.ZipFile(path) as archive:
+    check_listed(path)
+    with whole_zip(path) as archive:
         members = [member for member in archive.infolist() if wanted(member.filename)]
         if sum(member.file_size for member in members) > MOST:
             raise ValueError(f"its files have more than {MOST:,} bytes")
         return {member.filename: archive.read(member) for member in members}
+
+
+@contextmanager
+def whole_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a zip archive. Raises ValueError if the file has anything before or after the archive."""
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        file.seek(-22 - len(archive.comment), os.SEEK_END)
+        first = min((member.header_offset for member in archive.infolist()), default=0)
+        if first != 0 or file.read(4) != b"PK\5\6":
+            raise ValueError("something is before the beginning or after the end of the archive")
+        yield archive
 
 
 def make_folder(path: Path) -> None:

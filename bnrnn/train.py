@@ -19,13 +19,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
-from bnrnn.config import CONF, compose_config, without_labels
+from bnrnn.config import CONF, checking_files, compose_config, without_labels
 from bnrnn.data.base import SequenceData, model_sizes
-from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.errors import BnrnnError, mendable, report_errors
 from bnrnn.files import make_folder, reading
 from bnrnn.heap import keep_heap
 from bnrnn.layers.base import RecurrentLayer
 from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
+from bnrnn.metrics import has_java
 from bnrnn.processes import end_with
 from bnrnn.scan import ENGINES, set_backend
 from bnrnn.training import checkpoint, mirror
@@ -98,6 +99,8 @@ def _train(
         log.say(data.description)
         trainer.fit()
         metrics = {} if state.diverged else measure(trainer)
+        if "test/bleu4" in metrics:
+            where["java"] = has_java()  # which tokenizer the scores of captions are from
         check_lock()
         if not state.diverged:
             checkpoint.save(run_dir / checkpoint.MODEL, {"model": model.state_dict(), "config": record})
@@ -215,6 +218,7 @@ def main(cfg: DictConfig) -> None:
     total = os.environ.get("BNRNN_CELLS")
     if "joblib" in str(job.launcher.get("_target_", "")):
         end_with(int(os.environ.get("BNRNN_PARENT", os.getppid())), signal.SIGKILL)  # after SIGTERM, joblib would wait
+        os.environ["TQDM_DISABLE"] = "1"  # the bars of several jobs would fight for one line
     title = f"[cell {job.job.num + 1} of {total}]" if total and not OmegaConf.is_missing(job.job, "num") else ""
     train(without_labels(cfg), Path(job.runtime.output_dir), overrides, title)
 
@@ -233,8 +237,11 @@ def _run() -> None:
             "experiment=...`, or hydra/launcher=submitit_slurm for one job per run"
         )
     try:
-        main()
+        with checking_files():
+            main()
     except HydraException as error:
+        if (cause := mendable(error)) is not None:  # raised by a class that hydra has called
+            raise cause from error
         raise BnrnnError(with_nearest_key(error, lambda: keys_of(compose_config()))) from error
 
 

@@ -30,6 +30,14 @@ def test_a_character_model_learns_more_than_how_frequent_characters_are(figures)
     assert trained < 3.8  # 4.7 bits without any context
 
 
+@pytest.mark.parametrize("layer", ["bnrnn", "torch"])
+def test_a_word_model_with_running_statistics_is_evaluated_after_every_epoch(figures, layer):
+    first, second, milliseconds = figures("word_model.py", "--words", "15000", "--epochs", "2", "--layer", layer)
+    assert second < first < 1333  # the number of types
+    assert second < 400
+    assert milliseconds > 0
+
+
 def test_packed_waves_are_classified_the_same_as_single_ones(figures):
     accuracy, difference = figures("packed_sequences.py", "--updates", "40")
     assert accuracy > 0.5  # guessing: 0.25

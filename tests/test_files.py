@@ -1,6 +1,8 @@
 """Reading files that may be damaged, and writing atomically."""
 
 import errno
+import gzip
+import hashlib
 import io
 import json
 import os
@@ -125,4 +127,42 @@ def test_errors_of_the_system_and_a_lack_of_memory_can_be_mended_by_the_user():
     assert str(found).startswith("/a/b cannot be used (File exists)")
     assert "not enough memory" in str(mendable(MemoryError()))
     assert "smaller batch_size" in str(mendable(RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes")))
+    error = BnrnnError("a is damaged")
+    error.__cause__ = OSError("it is a folder")
+    assert mendable(error) is error
     assert mendable(RuntimeError("a bug")) is None and mendable(OSError("without a file")) is None
+
+
+def test_a_file_that_is_not_as_its_folder_lists_it_is_named(tmp_path):
+    path, sums = tmp_path / "a.txt", tmp_path / files.SUMS
+    path.write_text("a dog")
+    assert read_bytes(path, "") == b"a dog"  # a folder without a list is not checked
+    sums.write_text(f"{hashlib.sha256(b'a dog').hexdigest()}  a.txt\n")
+    assert read_bytes(path, "") == b"a dog"
+    path.write_text("a dot")
+    with pytest.raises(BnrnnError, match=r"a.txt is damaged \(it does not have its checksum in SHA256SUMS\): get it"):
+        read_bytes(path, "get it again")
+    sums.write_text(f"{'0' * 64} *b.txt\n")
+    with pytest.raises(BnrnnError, match=r"a.txt is damaged \(SHA256SUMS beside it does not list it\)"):
+        read_bytes(path, "")
+    sums.write_text(f"{'0' * 64}  a.txt\n{'0' * 63}  b.txt\n")
+    with pytest.raises(BnrnnError, match=r"SHA256SUMS is not a list of checksums \(line 2 is no checksum of a file\)"):
+        read_bytes(path, "")
+
+
+def test_an_archive_with_something_around_it_or_without_its_checksum_is_refused(tmp_path):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("file"))
+    packed = gzip.compress(content.getvalue())
+    for damaged in (packed * 2, packed[:-5] + b"x" + packed[-4:], packed[:-4]):
+        (tmp_path / "a.tar.gz").write_bytes(damaged)
+        with pytest.raises((ValueError, OSError, EOFError)):
+            tar_members(tmp_path / "a.tar.gz", lambda n: True)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("file", "abc")
+    good = (tmp_path / "a.zip").read_bytes()
+    for damaged in (good * 2, good + b"\0", b"\0" + good):
+        (tmp_path / "a.zip").write_bytes(damaged)
+        with pytest.raises(ValueError, match="before the beginning or after the end"):
+            zip_members(tmp_path / "a.zip", lambda n: True)

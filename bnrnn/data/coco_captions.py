@@ -41,7 +41,9 @@ class CocoCaptions(CaptionData):
 
 def load_images(folder: Path, year: int) -> Any:
     """The prepared images as a `datasets.DatasetDict`. Raises BnrnnError if other annotations were used."""
-    return load_prepared(folder / "prepared", VERSION, COMMAND, _digest(_annotations(folder, year)))
+    annotations = _annotations(folder, year)
+    given = " and ".join(map(str, annotations))
+    return load_prepared(folder / "prepared", VERSION, COMMAND, _digest(annotations), given)
 
 
 def prepare_coco_captions(

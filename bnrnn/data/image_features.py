@@ -4,7 +4,6 @@ The user downloads torchvision's weights, https://download.pytorch.org/models/in
 and passes the file.
 """
 
-import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from bnrnn.data.base import sha256
 from bnrnn.data.prepared import read_parts
 from bnrnn.data.vision import import_torchvision
 from bnrnn.errors import BnrnnError
@@ -37,18 +37,24 @@ def inception_v3(weights: Path | None) -> nn.Module:
 
     Raises BnrnnError if the file is missing or has another checksum.
     """
+    trained = None if weights is None else load_weights(weights)
     models = import_torchvision().models
     network = models.inception_v3(weights=None, aux_logits=True, init_weights=False, transform_input=True)
-    if weights is not None:
-        if not weights.exists():
-            raise BnrnnError(f"{weights} is missing: download it from {URL}")
-        content = read_bytes(weights, f"download it from {URL}")
-        found = hashlib.sha256(content).hexdigest()
-        if not found.startswith(SHA256):
-            raise BnrnnError(f"{weights} has SHA-256 {found[:8]}..., expected {SHA256}...: download it from {URL}")
-        network.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+    if trained is not None:
+        network.load_state_dict(trained)
     network.fc = nn.Identity()
     return network.eval()
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """The weights in torchvision's file. Raises BnrnnError if it is missing or has another checksum."""
+    if not path.exists():
+        raise BnrnnError(f"{path} is missing: download it from {URL}")
+    content = read_bytes(path, f"download it from {URL}")
+    found = sha256(content)
+    if not found.startswith(SHA256):
+        raise BnrnnError(f"{path} has SHA-256 {found[:8]}..., expected {SHA256}...: download it from {URL}")
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def load_image(path: Path) -> Float[Tensor, "3 299 299"]:

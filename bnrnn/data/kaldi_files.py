@@ -4,7 +4,6 @@ Kaldi's own reader runs the text before a `|` as a command. So this module refus
 alignments itself, and passes only names of files in archives to kaldi-native-io.
 """
 
-import gzip
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_text, reading
+from bnrnn.files import check_listed, opened, read_text, reading
 
 REMEDY = "write it again with Kaldi"
 MOST_FRAMES = 1 << 24  # of one alignment; more are 46 hours of speech
@@ -32,7 +31,9 @@ def library() -> ModuleType:
 def load_table(path: Path) -> dict[str, str]:
     """Read lines of a key and a value. Raises BnrnnError for an empty file, a malformed line or a repeated key."""
     if not path.exists():
-        raise BnrnnError(f"{path} is missing")
+        raise BnrnnError(
+            f"{path} is missing: write it with Kaldi (docs/data.md), or set BNRNN_DATA to the folder of your datasets"
+        )
     found: dict[str, str] = {}
     for n, line in enumerate(read_text(path, REMEDY, "a list of Kaldi").splitlines(), 1):
         key, _, value = line.strip().partition(" ")
@@ -45,8 +46,11 @@ def load_table(path: Path) -> dict[str, str]:
 
 
 def load_scp(path: Path) -> dict[str, str]:
-    """The `<archive>:<offset>` of each key, with full paths. Raises BnrnnError for a missing archive and for a pipe."""
-    found = load_table(path)
+    """The `<archive>:<offset>` of each key, with full paths.
+
+    Raises BnrnnError for a pipe, and for an archive that is missing or does not have its checksum.
+    """
+    found, archives = load_table(path), set[Path]()
     for key, where in found.items():
         if "|" in where:
             raise BnrnnError(
@@ -57,6 +61,10 @@ def load_scp(path: Path) -> dict[str, str]:
             raise BnrnnError(f"{archive} is missing: {path} names it for {key}")
         if "|" in str(archive):
             raise BnrnnError(f"{archive} has a | in its path, which Kaldi takes for a command: rename the folder")
+        if archive not in archives:
+            with reading(archive, REMEDY, "an archive of matrices"):
+                check_listed(archive)
+        archives.add(archive)
         found[key] = os.path.abspath(path.parent / where)
     return found
 
@@ -68,8 +76,8 @@ def load_alignments(folder: Path) -> dict[str, np.ndarray]:
         raise BnrnnError(f"{folder} has no ali*.gz, ali*.ark or ali*.txt: write alignments there with ali-to-pdf")
     found: dict[str, np.ndarray] = {}
     for path in paths:
-        opened = gzip.open if path.suffix == ".gz" else open
-        with reading(path, REMEDY, "an archive of alignments"), opened(path, "rb") as file:
+        with reading(path, REMEDY, "an archive of alignments"), opened(path) as file:
+            check_listed(path)
             if path.stat().st_size == 0:
                 raise ValueError("it is empty")
             for key, states in _alignments(file):

@@ -8,7 +8,6 @@ A prepared folder has a saved `datasets.DatasetDict`, which is memory-mapped whe
 import hashlib
 import os
 import shutil
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from jaxtyping import Int, Shaped
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError
 from bnrnn.files import read_json, write_json
-from bnrnn.processes import end_with
+from bnrnn.processes import children_end_too
 
 CHECKSUMS = "checksums.json"
 NUM_PROC = min(8, os.cpu_count() or 1)  # default number of processes; more could fill the memory of a GPU
@@ -31,6 +30,8 @@ def read_parts(
     version: str, num_proc: int, desc: str,
 ) -> Any:  # fmt: skip
     """Call `read` on batches of files in parallel, and return its rows, in the order of the files, as a Dataset.
+
+    No process outlives this one, not even the one that `datasets` starts to count the progress.
 
     Args:
         size: number of files in a batch. Its rows are stored at once as an Arrow file in `folder`; a later call, with
@@ -50,20 +51,18 @@ def read_parts(
     ]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
-        write = partial(_write_part, read=read, features=features, parent=os.getpid())
+        write = partial(_write_part, read=read, features=features)
         processes = min(num_proc, len(missing))
-        Dataset.from_list(missing).map(
-            write, num_proc=processes if processes > 1 else None, desc=desc, new_fingerprint="parts"
-        )
+        with children_end_too():
+            Dataset.from_list(missing).map(
+                write, num_proc=processes if processes > 1 else None, desc=desc, new_fingerprint="parts"
+            )
     return concatenate_datasets([Dataset.from_file(str(part)) for part in parts])
 
 
-def _write_part(
-    row: Mapping[str, Any], read: Callable[[list[str]], Mapping[str, Any]], features: Any, parent: int
-) -> None:
+def _write_part(row: Mapping[str, Any], read: Callable[[list[str]], Mapping[str, Any]], features: Any) -> None:
     from datasets.arrow_writer import ArrowWriter
 
-    end_with(parent, signal.SIGKILL)
     unfinished = Path(row["part"]).with_suffix(
         f".{os.getpid()}"
     )  # a process of a killed command may still write its own
@@ -92,11 +91,13 @@ def save_prepared(folder: Path, splits: Any, version: str, sources: str) -> None
     os.replace(unfinished, folder)
 
 
-def load_prepared(folder: Path, version: str, command: str, sources: str | None = None) -> Any:
+def load_prepared(
+    folder: Path, version: str, command: str, sources: str | None = None, given: str = "those given"
+) -> Any:
     """Verify the files of a prepared folder and memory-map them as a `datasets.DatasetDict`.
 
     Raises BnrnnError, with the `command` that prepares it, for a folder that is missing, damaged, of another version,
-    or prepared from other `sources` if these are given.
+    or prepared from other `sources` if these are given. `given` is what the message calls these.
     """
     from datasets import DatasetDict
 
@@ -114,9 +115,9 @@ def load_prepared(folder: Path, version: str, command: str, sources: str | None 
     if known["version"] != version:
         problem = f"is damaged or was prepared by another version of bnrnn: {CHECKSUMS} does not say {version!r}"
     elif wrong := sorted(dict(known["sha256"].items() ^ _checksums(folder).items())):
-        problem = f"is damaged: {', '.join(wrong)}"
+        problem = f"is damaged: {', '.join(wrong)} and {CHECKSUMS} do not agree"
     elif sources not in (None, known["sources"]):
-        problem = "was prepared from other files than those given"
+        problem = f"was prepared from other files than {given}"
     else:
         return DatasetDict.load_from_disk(str(folder), keep_in_memory=False)
     raise BnrnnError(f"{folder} {problem}. Delete it and run {command}")

@@ -1,7 +1,6 @@
 """text8, the first 10^8 characters of a cleaned Wikipedia (Mahoney 2009), as in Cooijmans et al. 2016, section 5.3."""
 
 import gzip
-import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from jaxtyping import UInt8
 from bnrnn.data.download import fetch
 from bnrnn.data.language import CHUNK, Segments, check_symbols, render_sizes
 from bnrnn.errors import BnrnnError
-from bnrnn.files import atomic_write, reading
+from bnrnn.files import atomic_write, check_listed, reading, whole_zip
 
 URL = "http://mattmahoney.net/dc/text8.zip"
 ARCHIVE = "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"  # SHA-256 of text8.zip
@@ -81,7 +80,7 @@ def prepare_text8(data_dir: Path) -> None:
 
 def _find(folder: Path, prefix: bool, remedy: str) -> Path:
     """The file to read. If there are several, the plain file or the .zip is the whole text8 and a .gz is a prefix."""
-    plain = [path for path in (folder / "text8", folder / "text8.zip") if path.exists()][:1]
+    plain = [path for path in (folder / "text8", folder / "text8.zip") if path.exists() or path.is_symlink()][:1]
     packed = sorted(folder.glob("text8*.gz"))
     chosen = packed or plain if prefix else plain or packed
     if not chosen:
@@ -94,8 +93,9 @@ def _find(folder: Path, prefix: bool, remedy: str) -> Path:
 def _open(path: Path, remedy: str) -> UInt8[np.ndarray, " _"]:
     """The bytes of a plain file, memory-mapped, or those in a compressed file: at most one more than text8 has."""
     with reading(path, remedy):
+        check_listed(path)
         if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive, archive.open("text8") as file:
+            with whole_zip(path) as archive, archive.open("text8") as file:
                 return np.frombuffer(file.read(SIZE + 1), np.uint8)
         if path.suffix == ".gz":
             with gzip.open(path) as file:

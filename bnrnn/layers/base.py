@@ -78,7 +78,7 @@ class RecurrentLayer(nn.Module):
         if state is None:
             like = x if x.is_floating_point() else self.weight_hh
             state = tuple(like.new_zeros(x.shape[1], self.hidden_size) for _ in self.state_names)
-        if torch.is_grad_enabled() or traced():
+        if torch.is_grad_enabled() or traced() or len(x) * x.shape[1] * len(self.weight_ih) <= MAX_PRODUCT_SIZE:
             return self.scan(x, state, t_start, batch_sizes)
         norms = [module for module in self.children() if isinstance(module, SequenceBatchNorm)]
         whole = any(norm.over_time and norm.uses_batch for norm in norms)

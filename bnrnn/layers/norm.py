@@ -85,6 +85,7 @@ class SequenceBatchNorm(nn.Module):
             self.register_buffer("num_batches_tracked", torch.zeros(self.t_max, dtype=torch.long))
         self.use_batch_statistics = False  # whether evaluation uses them; see `batch_statistics`
         self.average: PopulationAverage | None = None  # set while population statistics are estimated
+        self._complete = (0, 0)  # id and version of pop_var when it was last seen without NaN
 
     def extra_repr(self) -> str:
         options = {"t_max": None if self.over_time else self.t_max, "eps": self.eps}
@@ -114,18 +115,35 @@ class SequenceBatchNorm(nn.Module):
             return None
         if self.uses_batch:
             return None
+        if num_steps == 1:
+            t_start = min(t_start, self.t_max - 1)
         if t_start + num_steps <= self.t_max:
-            steps = slice(t_start, t_start + num_steps)
+            mean, var = (buffer.narrow(0, t_start, num_steps) for buffer in (self.pop_mean, self.pop_var))
         else:
             steps = torch.arange(t_start, t_start + num_steps, device=self.pop_mean.device).clamp_max(self.t_max - 1)
-        mean, var = self.pop_mean[steps], self.pop_var[steps]
-        if not self.running and values_known() and math.isnan(var.sum().item()):
+            mean, var = self.pop_mean[steps], self.pop_var[steps]
+        if not self.running and values_known() and self._is_missing(var):
             raise BnrnnError(
                 "evaluation needs population statistics, and none were estimated since the last training step: call "
                 "bnrnn.estimate_population_statistics(model, training_inputs), evaluate inside "
                 "bnrnn.batch_statistics(model), or build the model with statistics='running'"
             )
         return mean, var
+
+    def _is_missing(self, var: Tensor) -> bool:
+        """Whether there is no estimate for these steps. A buffer that was complete is looked at again when it changes.
+
+        This saves half of the time of `population` in calls of one time step.
+        """
+        buffer = self.pop_var
+        if buffer.is_inference():  # it does not count its changes
+            return math.isnan(var.sum().item())
+        state = id(buffer), buffer._version
+        if self._complete != state:
+            if math.isnan(buffer.sum().item()):
+                return math.isnan(var.sum().item())
+            self._complete = state
+        return False
 
     def collect(
         self, t_start: int, mean: Tensor | None, var: Tensor | None, batch_sizes: list[int] | None = None

@@ -131,9 +131,9 @@ class Stack(nn.Module):
             check_values(x, self.input_size)
 
     def _check_state(self, state: State, *batch_size: int) -> None:
-        expected, found = (len(self.layers), *batch_size, self.hidden_size), [tuple(s.shape) for s in state]
+        expected, found = (len(self.layers), *batch_size, self.hidden_size), [s.shape for s in state]
         if found != [expected] * len(self.state_names):
-            names = ", ".join(self.state_names)
+            names, found = ", ".join(self.state_names), [tuple(shape) for shape in found]
             raise BnrnnError(f"the state must be ({names}), each of shape {expected}; got shapes {found}")
 
 

@@ -82,7 +82,12 @@ def load_analysis(key: str) -> ModuleType | None:
     name = load_claim(key).get("analysis")
     if name is None:
         return None
-    spec = spec_from_file_location(Path(name).stem, ROOT / "experiments" / key.split("/")[0] / name)
+    return load_module(ROOT / "experiments" / key.split("/")[0] / name)
+
+
+def load_module(path: Path) -> ModuleType:
+    """The module of a program in experiments/, which is no package."""
+    spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

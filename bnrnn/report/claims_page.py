@@ -64,22 +64,31 @@ def rests_on(claim: Claim) -> str:
     return f"{words[claim.scope]}{length}, n={least}" + (f"; {missing} of its tests not run" if missing else "")
 
 
-def _claim_in_words(claim: Claim) -> list[str]:
-    """[name, claim, verdict, evidence]. If nothing is shown, the verdict also names the tendency of the runs."""
+def verdict_with_tendency(claim: Claim) -> str:
+    """The verdict of a claim. If nothing is shown, it also names the tendency of the runs."""
     run = [t.outcome for t in claim.counted if t.outcome]
-    verdict = claim.verdict
-    if verdict == NOT_SHOWN and run:
-        verdict += f" ({', '.join(sorted({outcome.tendency for outcome in run}))})"
-    return [claim.name, claim.says, f"**{verdict}**", rests_on(claim)]
+    if claim.verdict == NOT_SHOWN and run:
+        return f"{NOT_SHOWN} ({', '.join(sorted({outcome.tendency for outcome in run}))})"
+    return claim.verdict
+
+
+def _claim_in_words(claim: Claim) -> list[str]:
+    """[name, claim, verdict, evidence]."""
+    return [claim.name, claim.says, f"**{verdict_with_tendency(claim)}**", rests_on(claim)]
+
+
+def evidence(claim: Claim) -> tuple[str, list[str]]:
+    """The effects that a verdict rests on, in words, and the keys `<paper>/<table>` of the pages with the runs."""
+    run = [t for t in claim.counted if t.outcome]
+    return "; ".join(effect_in_words(t) for t in run) or NONE, sorted({t.key for t in run})
 
 
 def render_overview(claims: list[Claim]) -> str:
     """A table with one row per claim, for the beginning of results/claims.md."""
     rows = []
     for claim in claims:
-        run = [t for t in claim.counted if t.outcome]
-        effects = "; ".join(effect_in_words(t) for t in run) or NONE
-        pages = ", ".join(f"[{key.split('/')[1]}]({key}.md)" for key in sorted({t.key for t in run}))
+        effects, keys = evidence(claim)
+        pages = ", ".join(f"[{key.split('/')[1]}]({key}.md)" for key in keys)
         rows.append([*_claim_in_words(claim), effects, pages or NONE])
     return markdown(["", "claim", "verdict", "rests on", "effect [95 %]", "runs"], rows)
 

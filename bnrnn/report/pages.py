@@ -1,4 +1,4 @@
-"""Every rendered file: the pages and figures of results/ and the tables in README.md."""
+"""Every rendered file: the pages and figures of results/ and the tables in README.md and docs/layer.md."""
 
 import re
 from functools import cache
@@ -7,7 +7,7 @@ from typing import Any
 
 from bnrnn.config import ROOT
 from bnrnn.files import read_record
-from bnrnn.report import plots
+from bnrnn.report import plots, running_page
 from bnrnn.report.bench_page import render_brief, render_file
 from bnrnn.report.claims import claim_keys, load_analysis, load_claim
 from bnrnn.report.claims_page import render as render_claims
@@ -73,9 +73,9 @@ def texts() -> dict[Path, str]:
         pages[RESULTS / "claims.md"] = render_claims(claims(), hours, measured)
     pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
-    readme = ROOT / "README.md"
-    filled = BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", readme.read_text())
-    return {**pages, **benchmarks, readme: filled}
+    with_blocks = (ROOT / "README.md", ROOT / "docs/layer.md")
+    filled = {p: BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", p.read_text()) for p in with_blocks}
+    return {**pages, **benchmarks, **filled}
 
 
 @cache
@@ -84,7 +84,9 @@ def claims() -> list[Claim]:
 
 
 def block(key: str) -> str:
-    """The content of a block in README.md: the claims, or a benchmark."""
+    """The content of a block in README.md or docs/layer.md: the claims, running statistics, or a benchmark."""
+    if key.startswith("running/"):
+        return running_page.render(read_record(running_page.FILE, "make running"), key.partition("/")[2])
     return render_claims_short(claims()) if key == "claims" else render_file(RESULTS / f"{key}.json", render_brief)
 
 

@@ -8,6 +8,37 @@ import torch
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
+from bnrnn.scan.tracing import traced
+
+MOST_FORMS = 1000  # remembered by each check
+
+
+def once_per_form(check: Callable[[Tensor, dict[str, Any]], None]) -> Callable[[Tensor, dict[str, Any]], None]:
+    """A check that depends only on shapes, dtypes and devices: it runs once for each combination of these.
+
+    Looking it up takes half the time of the check itself, which matters in calls of one time step.
+    """
+    passed: set[Any] = set()
+
+    @wraps(check)
+    def checked(x: Tensor, given: dict[str, Any]) -> None:
+        if traced():
+            return check(x, given)
+        form = (_form(x), *given, *map(_form, given.values()))
+        if form not in passed:
+            check(x, given)
+            if len(passed) >= MOST_FORMS:
+                passed.clear()
+            passed.add(form)
+
+    return checked
+
+
+def _form(value: Any) -> Any:
+    """All of an argument on which a check depends, as a value that can be compared and hashed."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device
+    return tuple(map(_form, value)) if isinstance(value, (tuple, list)) else value
 
 
 def check_tensors(x: Tensor, shapes: dict[str, tuple[int, ...]], values: dict[str, Any], of: str = "x_proj") -> None:

@@ -12,6 +12,7 @@ All engines give the same numbers, except for rounding. `auto` selects `cpu` or 
 import logging
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -88,6 +89,13 @@ def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype | Non
     if torch.is_autocast_enabled(device.type):
         return torch.get_autocast_dtype(device.type)
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Context manager in which autocast is off."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()  # takes less time
 
 
 def _interpreted() -> bool:

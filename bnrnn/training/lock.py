@@ -38,10 +38,11 @@ class NoLocks(BnrnnError):
 def locked(run_dir: Path) -> Iterator[Callable[[], None]]:
     """Hold the lock of a run. The system releases the lock of a killed process. The file says who holds it.
 
-    Yields a function that raises BnrnnError if the lock is no longer that of the folder, because the folder was moved
-    or the file deleted: another process may train there, so nothing may be written any more. `is_being_trained` also
-    takes the lock for an instant, so several attempts are made. Raises Locked if another process trains the run, and
-    NoLocks if the file system has no locks.
+    Yields a function that raises BnrnnError if the lock is no longer ours: the folder was moved, the file was deleted,
+    or another machine took the lock, because the file system does not share locks between machines. Another process
+    may then train there, so nothing may be written any more. `is_being_trained` also takes the lock for an instant, so
+    several attempts are made. Raises Locked if another process trains the run, and NoLocks if the file system has no
+    locks.
     """
     path = run_dir / LOCK
     with writing(path):
@@ -56,18 +57,26 @@ def locked(run_dir: Path) -> Iterator[Callable[[], None]]:
             found = f" ({text})" if (text := holder(run_dir)) else ""
             raise Locked(f"{run_dir} is being trained by another process{found}: wait for it or stop it")
 
+        own = f"{this_process(os.getpid())}\n".encode()
+
         def check() -> None:
             if not _is_at(file, path):
                 raise BnrnnError(
                     f"{run_dir} was moved, or its {LOCK} deleted, while this process trained there: stopped without "
                     "writing there again. The same command resumes from the last checkpoint, wherever it now is"
                 )
+            if path.read_bytes() != own:
+                raise BnrnnError(
+                    f"{path} was taken ({holder(run_dir)}): its file system does not share locks between machines. "
+                    "Stopped without writing there again, so that the other process can train on. Start a run on one "
+                    "machine"
+                )
 
-        check()
         with writing(path):
             file.truncate(0)
-            file.write(f"{this_process(os.getpid())}\n".encode())
+            file.write(own)
             file.flush()
+        check()
         yield check
 
 

@@ -14,6 +14,7 @@ from bnrnn.config import CONF
 from bnrnn.errors import BnrnnError
 
 MOST_THREADS = 512  # far more than this crash OpenMP
+MISSING = object()
 Rule = tuple[Callable[[Any], bool], str]
 
 
@@ -54,12 +55,20 @@ RULES: dict[str, Rule] = {
     "valid_segments": _or_null(SIZE), "bound": _number(0), "scale": _number(0), "year": SIZE,
     "bidirectional": SWITCH, "mean_skip": SWITCH, "bilinear": SWITCH, "permute_entities": SWITCH, "prefix": SWITCH,
 }  # fmt: skip
+NEEDED = (
+    "name", "seed", "batch_size", "population_batch_size", "grad_clip", "lr_decay", "sum_over_time", "search",
+    "log_every", "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every", "resume",
+    "data_dir", "out_dir", "wandb.mode", "wandb.project", "model._target_", "data._target_", "optim._target_",
+    *(f"budget.{name}" for name in ("updates", "eval_every", "eval_batches", "population_batches")),
+)  # fmt: skip
 ALSO = ("budget.epochs", "budget.name", "label", "setting")  # keys that train.yaml lacks, but experiments add
 
 
 def check_options(cfg: DictConfig) -> None:
     """Raise BnrnnError for the first option of a type or range that cannot be trained, and for an unknown one."""
     values = dict(_leaves(OmegaConf.to_container(cfg, resolve=True)))
+    if lacking := [key for key in NEEDED if OmegaConf.select(cfg, key, default=MISSING) is MISSING]:
+        raise BnrnnError(f"{lacking[0]} has no value: give it one, or restore the files in {CONF} with git")
     known = [*_base_keys(), *ALSO]
     for key, value in values.items():
         group, _, _ = key.partition(".")
@@ -86,7 +95,8 @@ def keys_of(cfg: DictConfig) -> list[str]:
 
 
 def _nearest(key: str, known: list[str]) -> str:
-    """The existing key that is most like this one, by its whole name or by its last part."""
+    """The existing key or group that is most like this one, by its whole name or by its last part."""
+    known = [*dict.fromkeys(key.partition(".")[0] for key in known), *known]
     ends = {k.rpartition(".")[2]: k for k in reversed(known)}
     near = get_close_matches(key, known, 1, 0.7) or get_close_matches(key.rpartition(".")[2], list(ends), 1, 0.7)
     return f": did you mean {ends.get(near[0], near[0])}?" if near else ": `--help` lists the options"

@@ -23,6 +23,7 @@ from bnrnn.inputs import Batch
 from bnrnn.report import style
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
+from bnrnn.report.site.curves import Line, Plot, shortened
 from bnrnn.report.tables import publish
 from bnrnn.training.results import provenance
 
@@ -67,6 +68,18 @@ def stays_flat(result: dict[str, Any], gammas: list[str], step: int, above: floa
 def vanishes(result: dict[str, Any], gammas: list[str], step: int, below: float) -> list[bool]:
     """For each draw, whether log10 of the norm at this step is below a bound for all these gammas."""
     return torch.stack([log10(result)[gamma][:, step] < below for gamma in gammas]).all(0).tolist()
+
+
+def plot(result: dict[str, Any]) -> Plot:
+    """The interactive plot: one line for each gamma and draw."""
+    claim, lines, points = load_claim(KEY), [], []
+    for gamma, norms in log10(result).items():
+        for k, values in enumerate(norms.tolist()):
+            shown = [shortened(value) for value in values]
+            lines.append(Line(f"gamma {gamma}", {"time step": list(range(len(shown)))}, shown, member=str(k)))
+        paper = claim["log10"][gamma]
+        points.append(Line(f"gamma {gamma}", {"time step": claim["steps"][: len(paper)]}, paper))
+    return Plot(["time step"], {"": "log10 of the gradient norm |dloss / dh_t|"}, lines, points, "draw")
 
 
 def render(result: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from bnrnn.errors import report_errors
 from bnrnn.report import style
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
+from bnrnn.report.site.curves import Line, Plot, shortened
 from bnrnn.report.tables import publish
 from bnrnn.training.results import provenance
 
@@ -61,6 +62,16 @@ def falls(result: dict[str, Any]) -> list[bool]:
     """For each draw, whether the mean falls from each standard deviation of the points to the next."""
     means = [list(drawn["mean"].values()) for drawn in result["draws"]]
     return [all(a > b for a, b in pairwise(values)) for values in means]
+
+
+def plot(result: dict[str, Any]) -> Plot:
+    """The interactive plot: the mean and the quartiles, and the exact values."""
+    axis, points = "standard deviation of the input", []
+    sigma = [shortened(value) for value in result["sigma"]]
+    lines = [Line(name, {axis: sigma}, [shortened(y) for y in result[name]]) for name in load_claim(KEY)["points"]]
+    for name, exact in load_claim(KEY)["points"].items():
+        points.append(Line(name, {axis: list(exact)}, list(exact.values())))
+    return Plot([axis], {"": "derivative of tanh"}, lines, points)
 
 
 def render(result: dict[str, Any]) -> str:

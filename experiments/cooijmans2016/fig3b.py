@@ -29,6 +29,7 @@ from bnrnn.report import style
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown, spread
 from bnrnn.report.runs import Run, load_trained, trained_runs
+from bnrnn.report.site.curves import Line, Plot, shortened
 from bnrnn.report.tables import publish
 from bnrnn.training.loop import outputs
 from bnrnn.training.results import provenance
@@ -87,6 +88,18 @@ def population_beats_batch(result: dict[str, Any]) -> list[bool]:
     """For each model, whether population statistics cost fewer bits than batch statistics at every length."""
     population, batch = (result["bpc"][f"bn_lstm, {kind}"] for kind in ("population", "batch"))
     return [all(p < b for p, b in zip(population[seed], batch[seed], strict=True)) for seed in population]
+
+
+def plot(result: dict[str, Any]) -> Plot:
+    """The interactive plot: one line for each model, kind of statistics and seed."""
+    claim, axis = load_claim(KEY), "length of the segments"
+    lines = [
+        Line(name, {axis: result["lengths"]}, [shortened(value) for value in values], member=seed)
+        for name, by_seed in result["bpc"].items()
+        for seed, values in by_seed.items()
+    ]
+    points = [Line(name, {axis: claim["lengths"]}, values) for name, values in claim["points"].items()]
+    return Plot([axis], {"": "test bits per character"}, lines, points)
 
 
 def render(result: dict[str, Any]) -> str:

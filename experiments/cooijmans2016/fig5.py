@@ -18,6 +18,7 @@ from bnrnn.report import style
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.runs import trained_runs
+from bnrnn.report.site.curves import Line, Plot
 from bnrnn.report.tables import publish
 from bnrnn.training import checkpoint
 from bnrnn.training.results import provenance
@@ -51,6 +52,16 @@ def settles(result: dict[str, Any], by: int, within: float) -> list[bool]:
     """For the single model, whether the distances of all four panels stay within a bound from step `by` on."""
     late = [distances(torch.tensor(units))[by:] for units in result["statistics"].values()]
     return [all(bool((distance <= within).all()) for distance in late)]
+
+
+def plot(result: dict[str, Any]) -> Plot:
+    """The interactive plot: one line for each unit."""
+    lines = [
+        Line("units", {"time step": list(range(len(values)))}, values, TITLES[name], str(unit))
+        for name, units in result["statistics"].items()
+        for unit, values in enumerate(units)
+    ]
+    return Plot(["time step"], {"": "statistic"}, lines, members="unit")
 
 
 def render(result: dict[str, Any]) -> str:

@@ -146,6 +146,19 @@ cnn_qa_prepare.prepare_cnn_qa(Path(sys.argv[1]), Path(sys.argv[2]), num_proc=2)
 """
 
 
+def processes_of(session: int) -> list[str]:
+    """The command lines of the processes of a session that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, of = (path / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(of) == session and state != "Z":
+                found.append((path / "cmdline").read_text())
+        except OSError:
+            pass  # it has ended meanwhile
+    return found
+
+
 def test_a_killed_preparation_resumes_and_the_number_of_processes_changes_no_byte(tmp_path, monkeypatch):
     corpus = make(tmp_path / "cnn", {"training": 200, "validation": 4, "test": 4}, length=300)
     environment = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"} | {"HOME": str(tmp_path / "home")}
@@ -155,7 +168,12 @@ def test_a_killed_preparation_resumes_and_the_number_of_processes_changes_no_byt
     )  # fmt: skip
     while killed.poll() is None and not any((tmp_path / "killed").rglob("*.arrow")):
         time.sleep(0.002)
-    os.killpg(killed.pid, signal.SIGKILL)
+    killed.kill()  # the parent alone: its workers must end by themselves
+    killed.wait()
+    end = time.monotonic() + 60
+    while processes_of(killed.pid):
+        assert time.monotonic() < end, processes_of(killed.pid)
+        time.sleep(0.01)
     message = killed.communicate()[1]
     assert killed.returncode == -signal.SIGKILL, message
     kept = len(list((tmp_path / "killed/cnn_qa/parts").glob("*.arrow")))

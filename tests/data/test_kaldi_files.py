@@ -57,3 +57,8 @@ def test_a_matrix_that_claims_more_numbers_than_its_archive_has_takes_no_memory(
     path.write_bytes(path.read_bytes().replace(b"\4\3\0\0\0", b"\4\xff\xff\xff\x7f"))
     with pytest.raises(BnrnnError, match=r"a.ark is not an archive of matrices \(one claims 2,147,483,647 x 2"):
         shape("one", where)
+
+
+def test_a_missing_list_says_where_it_comes_from(tmp_path):
+    with pytest.raises(BnrnnError, match=r"feats.scp is missing: write it with Kaldi .*, or set BNRNN_DATA"):
+        load_scp(tmp_path / "feats.scp")

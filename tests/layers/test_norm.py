@@ -78,3 +78,26 @@ def test_statistics_over_time_are_none_of_a_time_step():
     over_time, per_step = SequenceBatchNorm(3, t_max=None), SequenceBatchNorm(3, t_max=4)
     assert has_batch_norm(over_time) and not has_step_statistics(over_time)
     assert has_step_statistics(nn.Sequential(over_time, per_step)) and not has_batch_norm(nn.Linear(2, 2))
+
+
+def test_an_estimate_that_is_lost_after_an_evaluation_is_noticed_at_once():
+    norm, x = SequenceBatchNorm(3, t_max=4), torch.randn(4, 5, 3)
+    estimate_population_statistics(norm, [x])
+    good = norm.pop_var.clone()
+    norm.eval()
+    for change in (
+        lambda: norm.pop_var.fill_(torch.nan),
+        lambda: norm.pop_var[2].fill_(torch.nan),
+        lambda: norm.load_state_dict(norm.state_dict() | {"pop_var": torch.full((4, 3), torch.nan)}),
+        lambda: setattr(norm, "pop_var", torch.full((4, 3), torch.nan)),
+        lambda: (norm.pop_var.fill_(torch.nan), norm.double()),
+    ):
+        norm.float()
+        norm.pop_var.copy_(good)
+        norm(x)
+        change()
+        with pytest.raises(BnrnnError, match="none were estimated"):
+            norm(x.to(norm.gamma.dtype))
+    norm.float().pop_var.copy_(good)
+    norm.pop_var[3] = torch.nan
+    norm(x[:3])  # only the steps that are asked for need an estimate

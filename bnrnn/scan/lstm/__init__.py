@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import operator
-from bnrnn.scan.arguments import check_sizes, check_tensors, raised, statistics_by_name
-from bnrnn.scan.backends import OUTSIDE, backend, product_dtype, recorded, triton_engine
+from bnrnn.scan.arguments import check_sizes, check_tensors, once_per_form, raised, statistics_by_name
+from bnrnn.scan.backends import OUTSIDE, backend, product_dtype, recorded, triton_engine, without_autocast
 from bnrnn.scan.lstm import reference
 from bnrnn.scan.lstm.cpu import CpuSteps
 from bnrnn.scan.lstm.fused import PARAMETERS, Steps, fused_scan, prepare
@@ -32,7 +32,7 @@ def lstm_scan(
     """Run bnrnn.scan.lstm.reference.lstm_scan on the selected engine, with these extensions:
 
     - With `weight_ih` (4H, I), x_proj is the input x, (T, B, I) or ids (T, B), and the scan computes `linear(x)`
-    itself.
+      itself.
     - All tensors except weight_ih may have a leading axis R. The call then runs R independent layers of equal shape.
     - Tensors may be bfloat16 or float16, and torch.autocast may be on. Matrix products then have that precision;
       statistics, states and all other values are float32 inside. y has the dtype of x_proj; h and c keep their dtypes.
@@ -50,7 +50,7 @@ def lstm_scan(
         if population := options.get("population"):
             options["population"] = Statistics(*map(raised, population))
     _check(x_proj, {"h": h, "c": c, "weight_hh": weight_hh, "weight_ih": weight_ih, **options})
-    with torch.autocast(x_proj.device.type, enabled=False):
+    with without_autocast(x_proj.device):
         if traced():
             name = recorded(x_proj.device)
         else:
@@ -71,6 +71,7 @@ def _has_one_feature(x: Tensor, weight_ih: Tensor) -> bool:
     return x.dtype == weight_ih.dtype and backend(x.device, x.dtype) == "cpu"
 
 
+@once_per_form
 def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
     """Raise BnrnnError for arguments of `lstm_scan` that do not match each other."""
     if given["weight_ih"] is not None:

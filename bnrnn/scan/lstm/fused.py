@@ -225,7 +225,7 @@ def prepare(
     G, H = weight_hh.shape
     given = {name: options.get(name) for name in PARAMETERS}
     inputs = (x_proj, h, c, weight_hh, weight_ih, *given.values())
-    constant = [None if v is None else plain(v.detach()) for v in inputs]
+    constant = [None if v is None else plain(v.detach() if v.requires_grad else v) for v in inputs]
     x, h_0, c_0, weight, of_input, *parameters = constant
     assert x is not None and h_0 is not None and c_0 is not None and weight is not None
     if weight_ih is None and not overwrite and x.data_ptr() == x_proj.data_ptr():

@@ -103,7 +103,7 @@ def library() -> ctypes.CDLL:
 
 def plain(tensor: Tensor) -> Tensor:
     """The tensor as kernels read it: contiguous, and negative where a flag alone says so (parts of complex numbers)."""
-    return tensor.resolve_neg().contiguous()
+    return tensor if tensor.is_contiguous() and not tensor.is_neg() else tensor.resolve_neg().contiguous()
 
 
 def address(tensor: Tensor | None) -> int | None:

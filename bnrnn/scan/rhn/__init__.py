@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import operator
-from bnrnn.scan.arguments import check_sizes, check_tensors, raised, statistics_by_name
-from bnrnn.scan.backends import OUTSIDE, backend, product_dtype, recorded, triton_engine
+from bnrnn.scan.arguments import check_sizes, check_tensors, once_per_form, raised, statistics_by_name
+from bnrnn.scan.backends import OUTSIDE, backend, product_dtype, recorded, triton_engine, without_autocast
 from bnrnn.scan.rhn import reference
 from bnrnn.scan.rhn.cpu import CpuSteps
 from bnrnn.scan.rhn.fused import PARAMETERS, Steps, prepare, rhn_fused_scan
@@ -31,7 +31,7 @@ def rhn_scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Unpack[Option
         if population := options.get("population"):
             options["population"] = RHNStatistics(*map(raised, population))
     _check(x_proj, {"s": s, "weight": weight, **options})
-    with torch.autocast(x_proj.device.type, enabled=False):
+    with without_autocast(x_proj.device):
         if traced():
             name = recorded(x_proj.device)
         else:
@@ -50,6 +50,7 @@ def rhn_scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Unpack[Option
     return y.to(given), s.to(of_s), used
 
 
+@once_per_form
 def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
     """Raise BnrnnError for arguments of `rhn_scan` that do not match each other."""
     if given["weight"].dim() != 3:

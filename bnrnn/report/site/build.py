@@ -1,0 +1,42 @@
+"""Builds the site: writes its source from documents, claims and results, and starts Sphinx."""
+
+import shutil
+from pathlib import Path
+
+from plotly.offline import get_plotlyjs
+from sphinx.application import Sphinx
+from sphinx.util.console import nocolor
+
+from bnrnn.config import ROOT
+from bnrnn.errors import BnrnnError
+from bnrnn.files import write_text
+from bnrnn.report.claims import claim_keys
+from bnrnn.report.pages import RESULTS, stored
+from bnrnn.report.site import curves, programs, source
+from bnrnn.report.site.experiment import page_of, plot_of
+from bnrnn.report.site.pages_of_site import PLOTS
+from bnrnn.report.site.run_pages import all_runs
+
+CONFIGURATION = ROOT / "docs" / "site"
+WORK = ROOT / "build" / "site"
+
+
+def build(out_dir: Path) -> None:
+    """Build the site into a folder, whose former content is removed. Raises BnrnnError if Sphinx warns of anything."""
+    for folder in (WORK, out_dir):
+        shutil.rmtree(folder, ignore_errors=True)
+    static = out_dir / "_static"
+    plots = {key: plot for key in claim_keys() if (plot := plot_of(key)) is not None}
+    if programs.is_measured():
+        plots[programs.KEY] = programs.program().plot(stored(programs.KEY, RESULTS))
+    for key, plot in plots.items():
+        curves.write(plot, static / PLOTS / f"{key}.js")
+    for _, run in all_runs():
+        curves.write(curves.of_run(run), static / PLOTS / f"{page_of(run)}.js")
+    write_text(static / "plotly.min.js", get_plotlyjs())
+    source.write(WORK / "source", with_plot=set(plots))
+    nocolor()
+    app = Sphinx(WORK / "source", CONFIGURATION, out_dir, WORK / "doctrees", "html", warningiserror=True)
+    app.build()
+    if app.statuscode:
+        raise BnrnnError("the site was not built without warnings: correct what they name, and build it again")

@@ -1,0 +1,70 @@
+"""The gallery: captions beside images, attention over passages, gradients through time, population statistics."""
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from bnrnn.config import label
+from bnrnn.report.claims import load_claim
+from bnrnn.report.pages import RESULTS, stored
+from bnrnn.report.site.experiment import again
+
+CAPTIONS, ATTENTION, GRADIENTS, STATISTICS = (
+    "zhang2017/fig3", "cooijmans2016/attention", "cooijmans2016/fig1a", "cooijmans2016/fig5",
+)  # fmt: skip
+
+
+def render() -> str:
+    """The gallery as MyST Markdown."""
+    return "\n".join([
+        "# Gallery\n",
+        "What the trained models do, as pictures. Each title links to the page with the numbers.\n",
+        _section(CAPTIONS, _image, "Images of Flickr8k with the captions of the models, and one that a person wrote."),
+        _section(ATTENTION, _attention, "The darker a word, the more attention the reader gives it before it answers. "
+                 "Questions are from bAbI, task 1 (Weston et al. 2015)."),
+        _section(GRADIENTS, _image, "The norm of the gradient at each time step of a batch-normalized tanh RNN before "
+                 "training: larger initial scales γ let it vanish."),
+        _section(STATISTICS, _statistics, "Each row is a unit, each column a time step. The statistics move at first "
+                 "and then settle, which is why each step has its own."),
+    ])  # fmt: skip
+
+
+def _section(key: str, show: Any, about: str) -> str:
+    heading = f"## [{load_claim(key)['title']}](results/{key}.md)\n\n"
+    if not (RESULTS / f"{key}.json").exists():
+        return f"{heading}Not measured yet. {again(key).replace('again ', '')}\n"
+    return f"{heading}{about}\n\n{show(key)}"
+
+
+def _image(key: str) -> str:
+    for ending in ("svg", "png"):
+        if (RESULTS / f"{key}.{ending}").exists():
+            return f"![{load_claim(key)['title']}](results/{key}.{ending})\n"
+    return "The figure needs the images of the dataset, which are not part of the repository.\n"
+
+
+def _attention(key: str) -> str:
+    """Passages whose words are shaded by attention, for each question and reader."""
+    parts = []
+    for question in stored(key, RESULTS)["questions"]:
+        right = escape(question["answer"])
+        parts.append(f"<h3>{escape(' '.join(question['question']))} <small>({right})</small></h3>")
+        for setting, reader in question["readers"].items():
+            words = " ".join(
+                f'<span class="word" style="--weight: {weight}" title="{weight:.3f}">{escape(word)}</span>'
+                for word, weight in zip(question["passage"], reader["attention"], strict=True)
+            )
+            is_right = "right" if reader["answer"] == question["answer"] else "wrong"
+            answer = f"{escape(label('setting', setting))}: <b>{escape(reader['answer'])}</b> ({is_right})"
+            parts.append(f'<div class="attention"><p>{answer}</p><p class="passage">{words}</p></div>')
+    return f"```{{raw}} html\n{''.join(parts)}\n```\n"
+
+
+def _statistics(key: str) -> str:
+    """A picture of each panel's statistics: units by time steps, in standard deviations over units at the last step."""
+    return '<div id="statistics" class="curves-panels several"></div>\n'
+
+
+def script(path: Path) -> list[str]:
+    """The scripts that the gallery's pictures need."""
+    return ["plotly.min.js", "statistics.js"] if path.exists() else []

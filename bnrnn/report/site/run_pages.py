@@ -1,0 +1,78 @@
+"""The page of a run: outcome, curves, configuration, environment and pieces, as values for a template."""
+
+from html import escape
+from typing import Any
+
+import yaml
+
+from bnrnn.config import ROOT
+from bnrnn.metrics import metric_of
+from bnrnn.report.claims import claim_keys, load_claim
+from bnrnn.report.runs import Run
+from bnrnn.report.site.curves import title
+from bnrnn.report.site.experiment import hours, page_of, runs_of
+from bnrnn.report.site.filtered import filtered_table
+
+
+def all_runs() -> list[tuple[str, Run]]:
+    """All runs of all tables and figures, with their keys."""
+    return [(key, run) for key in claim_keys() for run in runs_of(key)]
+
+
+def context(key: str, run: Run) -> dict[str, Any]:
+    """The values of a run's page for `docs/site/templates/run.html`."""
+    result = run.result
+    facts = {
+        "state": result.status + (", stale: the recipe has changed since" if run.stale else ""),
+        "updates": f"{result.updates:,}; the selected model is that of update {result.best_update:,}",
+        "time of training updates": hours(result.seconds) + _cpu(run),
+        "time of an update": f"{run.seconds_per_update:.4g} s",
+        "engine": run.engine,
+        "parameters": f"{result.num_parameters:,}",
+        "data": result.data or "not recorded",
+    }
+    arguments = [f"experiment={key}", f"budget={run.budget}", *(f"{k}={v}" for k, v in run.overrides.items())]
+    return {
+        "title": f"{title(run)}, {load_claim(key)['title']}",
+        "heading": title(run),
+        "table": load_claim(key)["title"],
+        "table_page": f"results/{key}",
+        "command": f"python -m bnrnn.train {' '.join(arguments)} out_dir=results",
+        "folder": str(run.folder.relative_to(ROOT)),
+        "facts": facts,
+        "metrics": [[name, _in_words(name), f"{value:.6g}"] for name, value in sorted(result.metrics.items())],
+        "config": yaml.safe_dump(result.config, sort_keys=False),
+        "environment": {**result.environment, "commits": ", ".join(result.commits)},
+        "pieces": result.pieces,
+    }
+
+
+def _cpu(run: Run) -> str:
+    return f" ({hours(run.result.cpu_seconds)} of CPU time)" if run.result.cpu_seconds is not None else ""
+
+
+def _in_words(name: str) -> str:
+    metric = metric_of(name)
+    return metric.title if metric else ""
+
+
+def render_all() -> str:
+    """The page that lists all runs, as a table that can be filtered."""
+    rows = []
+    for key, run in all_runs():
+        data = {"paper": key.split("/")[0], "table": key, "state": run.result.status}
+        attributes = " ".join(f'data-{k}="{escape(v)}"' for k, v in data.items())
+        cells = [
+            f'<a href="../{page_of(run)}.html">{escape(title(run))}</a>',
+            f'<a href="{key}.html">{escape(key)}</a>',
+            run.budget,
+            run.result.status + (", stale" if run.stale else ""),
+        ]
+        cells = "".join(f"<td>{cell}</td>" for cell in cells)
+        numbers = f'<td data-sort="{run.result.updates}">{run.result.updates:,}</td>'
+        numbers += f'<td data-sort="{run.result.seconds}">{hours(run.result.seconds)}</td>'
+        rows.append((data, f"<tr {attributes}>{cells}{numbers}</tr>"))
+    header = ["run", "table or figure", "budget", "state", "updates", "time"]
+    table = filtered_table("runs", header, rows, ["table", "state"])
+    about = "Every finished run, with its configuration, curves, environment and pieces."
+    return f"# All runs\n\n{about}\n\n```{{raw}} html\n{table}\n```\n"

@@ -1,0 +1,151 @@
+"""The source of the site: plots have the numbers of the tables, pages say what applies and what is missing."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from bnrnn.config import ROOT
+from bnrnn.report.claims import claim_keys, load_claim
+from bnrnn.report.rules import Outcome
+from bnrnn.report.runs import load_runs
+from bnrnn.report.site import api, curves, experiment, front, missing, run_pages, source
+from bnrnn.report.site.filtered import filtered_table
+from bnrnn.report.verdicts import Claim, JudgedTest
+from tests.report.test_runs import CELL, WORDS, put, train_records
+
+RECORDS = [*train_records(5.0, 4.0, 3.0, 2.0, 2.0), {"update": 100, "seconds": 7200.0, "valid/ppl": 150.0}]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for seed in ("0", "1"):
+        put(tmp_path, WORDS, {**CELL, "seed": seed}, {"valid/ppl": 150.0}, RECORDS)
+    return load_runs(WORDS, tmp_path)
+
+
+def test_lines_have_the_series_of_the_tables(runs):
+    plot = curves.of_experiment(WORDS, runs, {run.folder: f"{run.seed}.html" for run in runs})
+    assert plot is not None
+    for metric in ("valid/ppl", "train/loss", "train/ppl"):
+        series = runs[0].series(metric)
+        lines = [line for line in plot.lines if line.metric == metric]
+        assert series
+        assert [(line.member, line.page) for line in lines] == [("0", "0.html"), ("1", "1.html")]
+        assert lines[0].x[curves.UPDATES] == list(series)
+        assert lines[0].y == pytest.approx(list(series.values()), rel=1e-5)
+    assert plot.metrics["train/ppl"] == "training perplexity per word"
+
+
+def test_the_papers_points_are_those_of_the_claims():
+    plot = curves.of_experiment("cooijmans2016/table1", [], {})
+    assert plot is not None
+    assert plot.lines == []
+    points = load_claim("cooijmans2016/table1")["curves"][0]["points"]["bn_lstm"]["pmnist"]
+    drawn = next(line for line in plot.points if line.row == "BN-LSTM" and "permuted" in line.panel)
+    assert dict(zip(drawn.x[curves.UPDATES], drawn.y, strict=True)) == points
+
+
+def test_a_run_that_diverged_at_once_stays_in_the_legend(tmp_path):
+    put(tmp_path, WORDS, CELL, {}, [{"update": 10, "seconds": 1.0, "train/loss": None}])
+    path = next(tmp_path.rglob("result.json"))
+    stored = {k: v for k, v in json.loads(path.read_text()).items() if k != "sha256"}
+    path.write_text(json.dumps({**stored, "version": 0, "status": "diverged"}))
+    plot = curves.of_experiment(WORDS, load_runs(WORDS, tmp_path), dict.fromkeys([path.parent], ""))
+    assert plot is not None
+    assert [(line.y, line.diverged) for line in plot.lines if line.metric == "valid/ppl"] == [([], True)]
+
+
+def test_a_script_of_a_plot_has_no_value_that_is_not_finite(tmp_path):
+    values = [curves.shortened(value) for value in (1.23456789, math.inf, math.nan, None)]
+    curves.write(curves.Plot(["x"], {"": "y"}, [curves.Line("a", {"x": [1, 2, 3, 4]}, values)]), tmp_path / "a.js")
+    text = (tmp_path / "a.js").read_text()
+    stored = json.loads(text.removeprefix("window.bnrnnPlot = ").rstrip(";\n"))
+    assert stored["lines"][0]["y"] == [1.23457, None, None, None]
+
+
+@pytest.mark.parametrize("key", claim_keys())
+def test_deviations_of_an_entry_are_in_the_notes(key):
+    listed = load_claim(key).get("deviations", [])
+    assert listed or key == "cooijmans2016/fig1b"
+    assert len(set(listed)) == len(listed)
+    text = experiment.deviations(key)
+    assert re.findall(r"^\| ([A-Z]\d+) \|", text, re.MULTILINE) == listed
+
+
+def test_missing_runs_have_their_cost(runs, tmp_path):
+    text = missing.render(WORDS, tmp_path)
+    assert "16 of 18 runs of the paper's length are missing." in text
+    row = next(line for line in text.splitlines() if "`model=input_bn_lstm` `setting=small`" in line)
+    assert [cell.strip() for cell in row.split("|")[2:5]] == ["2", "100", "2.0"]
+
+
+def test_a_run_page_says_how_to_train_it_again(runs, monkeypatch, tmp_path):
+    monkeypatch.setattr(experiment, "RESULTS", tmp_path)
+    monkeypatch.setattr(run_pages, "ROOT", tmp_path)
+    values = run_pages.context(WORDS, runs[0])
+    own = "model=input_bn_lstm seed=0 setting=small"
+    assert values["command"] == f"python -m bnrnn.train experiment={WORDS} budget=paper {own} out_dir=results"
+    assert experiment.page_of(runs[0]) == f"runs/{WORDS}/paper/model-input_bn_lstm-seed-0-setting-small"
+    assert "hidden_size" in values["config"]
+
+
+def test_figures_are_vector_graphics_if_there_are_any(tmp_path):
+    for name in ("a.png", "b.png", "b.svg"):
+        (tmp_path / name).touch()
+    assert experiment.with_figures("![A](a.png)\n![B](b.png)\n![C](c.png)", tmp_path) == "![A](a.png)\n![B](b.svg)\n"
+
+
+class Rows(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[dict] = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append(dict(attrs))
+
+
+def test_a_claim_has_a_row_with_what_it_is_filtered_by():
+    test = {"scope": "shorter", "rule": "diverges", "experiment": "table1", "updates": 500, "of": {}, "than": {}}
+    judged = JudgedTest("C1", "cooijmans2016", test, Outcome((1.0, 1.0, 1.0), unanimous=True), ("abc",))
+    claims = [
+        Claim("C1", "cooijmans2016", "a < b", "section 1", [judged]),
+        Claim("L2", "laurent2015", "says", "section 2", []),
+    ]
+    html, parser = front.claims_table(claims), Rows()
+    parser.feed(html)
+    assert parser.rows[1:] == [
+        {"data-paper": "Cooijmans et al. 2016", "data-verdict": "holds in part", "data-scope": "paper's data, shorter"},
+        {"data-paper": "Laurent et al. 2015", "data-verdict": "not run", "data-scope": "not run"},
+    ]
+    assert "a &lt; b" in html
+    assert 'href="results/cooijmans2016/table1.html">Table 1</a>' in html
+    assert "in 3 of 3 pairs" in html
+
+
+def test_a_filter_offers_every_value():
+    html = filtered_table("t", ["a"], [({"kind": value}, "<tr></tr>") for value in ("y", "x", "y", "<z>")], ["kind"])
+    assert re.findall(r'<option value="(.*?)">', html) == ["", "&lt;z&gt;", "x", "y"]
+
+
+def test_the_front_page_has_the_layer_in_ten_lines():
+    text = front.render([], "navigation")
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(code) == 1
+    assert "bnrnn.LSTM(" in code[0]
+    assert text.startswith("# bnrnn\n")
+    assert text.endswith("navigation")
+
+
+def test_sections_of_claims_have_anchors():
+    assert source.with_anchors("### C1: It says\n\n### Else\n") == "(C1)=\n### C1: It says\n\n### Else\n"
+    assert "(C1)=" in source.with_anchors((ROOT / "results" / "claims.md").read_text())
+
+
+def test_the_reference_has_every_module_of_the_layers():
+    found = set(re.findall(r"automodule:: (\S+)", api.pages()["api/bnrnn.layers"]))
+    files = (ROOT / "bnrnn" / "layers").glob("*.py")
+    assert found == {f"bnrnn.layers.{path.stem}" for path in files if path.stem != "__init__"}
