@@ -11,25 +11,34 @@ DEVICE ?= auto
 JOBS ?= 1
 HOURS ?= 1
 LAUNCHER ?=
+WORKERS ?= 4
+WAIT ?= 1
 ARGS ?=
 # The results of a smoke run mean nothing, so they are not written to results/.
 OUT ?= $(if $(filter smoke,$(BUDGET)),outputs,results)
 RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) \
-	$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER),$(if $(filter-out 1,$(JOBS)),hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS))) $(ARGS)
+	$(if $(SLURM),hydra.launcher.workers=$(WORKERS) hydra.launcher.jobs=$(JOBS),$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER),$(JOBLIB))) $(ARGS)
+SLURM = $(filter slurm,$(LAUNCHER))
+JOBLIB = $(if $(filter-out 1,$(JOBS)),hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS))
 key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 
 # experiments/<paper>/claims.yaml lists the recipes and analyses of a table or figure.
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-.PHONY: help setup quickstart test sanitize lint types check tables compare data bench running stress campaign status
+RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(OUT); done; \
+	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py;) \
+	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
+
+.PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare data bench running stress campaign status
 .PHONY: sweep-gamma
 .DEFAULT_GOAL := help
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z%0-9_-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Options of reproduce-... and sweep-...: BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2"
-	@echo "  LAUNCHER=slurm OUT=results ARGS='any hydra override'. BNRNN_DATA: the folder of the datasets."
+	@echo "  LAUNCHER=slurm (WORKERS=4 JOBS=1 WAIT=0) OUT=results ARGS='any hydra override'."
+	@echo "  BNRNN_DATA: the folder of the datasets."
 
 setup: $(STAMP)  ## install everything into .venv; the other targets do this when needed
 
@@ -49,6 +58,9 @@ quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes 
 
 test: setup  ## run the test suite; needs no GPU and no network
 	$(PYTHON) -m pytest -n 2 -q
+
+test-slurm: setup  ## test sweeps on a Slurm cluster that it starts on this machine: as root, half an hour
+	$(PYTHON) -m pytest -q -m slurm tests/test_slurm.py
 
 # The sanitizer's library must be loaded before python's own. Leaks are not looked for: python has some of its own.
 sanitize: setup  ## run the tests of the engines under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -90,17 +102,33 @@ stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; 
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml) for HOURS=3, JOBS=2 at a time
 	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) out_dir=$(OUT) $(ARGS)
 
-status: setup  ## list the campaign's runs: finished, running and left, and how long the rest takes
+status: setup  ## list the campaign's runs and those of submitted sweeps: finished, running and left, and the time left
 	@$(PYTHON) -m bnrnn.campaign status out_dir=$(OUT) $(ARGS)
+	@$(PYTHON) -m bnrnn.cluster status out_dir=$(OUT)
+
+status-%: setup  ## list the runs of reproduce-%: finished, running, queued, begun or failed, and the time left
+	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) -m bnrnn.cluster status experiment=$$recipe $(RUN); done
 
 plan-%: setup  ## list what reproduce-% would run, and how long it takes on this machine
 	@set -e; $(RECIPES); test -n "$$recipes" || echo "$(key) trains nothing: make reproduce-$* takes minutes on a CPU"; \
 	for recipe in $$recipes; do $(PYTHON) -m bnrnn.plan experiment=$$recipe $(RUN); done
 
+ifeq ($(SLURM),)
 reproduce-%: setup  ## train all runs of a table or figure: reproduce-table1, reproduce-laurent2015-fig2
 	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) -m bnrnn.train experiment=$$recipe $(RUN); done
-	@set -e; $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(OUT); done
-	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py)
-	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
+	@set -e; $(RENDER)
+else
+# Failed runs (exit status 1) do not keep the finished ones from being rendered; they are the exit status at the end.
+reproduce-%: setup
+	@set -e; $(RECIPES); for recipe in $$recipes; do \
+		$(PYTHON) -m bnrnn.cluster submit wait=0 experiment=$$recipe $(RUN); done
+	@$(if $(filter 0,$(WAIT)),exit;) status=0; $(RECIPES); for recipe in $$recipes; do \
+		$(PYTHON) -m bnrnn.cluster wait experiment=$$recipe $(RUN) || status=$$?; \
+		test $$status -le 1 || exit $$status; done; \
+	(set -e; $(RENDER)); rendered=$$?; test $$status = 0 || exit $$status; exit $$rendered
+endif
+
+render-%: setup  ## render what reproduce-% has trained
+	@set -e; $(RENDER)
 
 sweep-gamma: reproduce-fig6_pmnist  ## train on permuted MNIST with five initial gammas (Fig. 6)

@@ -16,6 +16,10 @@ def campaign() -> None:
     _run("campaign")
 
 
+def cluster() -> None:
+    _run("cluster")
+
+
 def prepare() -> None:
     _run("prepare")
 

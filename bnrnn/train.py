@@ -5,7 +5,7 @@ python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 
 import os
 import signal
-import uuid
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_s
 from bnrnn.metrics import has_java
 from bnrnn.processes import end_with
 from bnrnn.scan import ENGINES, set_backend
-from bnrnn.training import checkpoint
+from bnrnn.training import checkpoint, mirror
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.device import choose_device, set_precision
 from bnrnn.training.lock import locked
-from bnrnn.training.log import RunLog, say, start_wandb
+from bnrnn.training.log import RunLog, say
 from bnrnn.training.loop import Trainer
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pieces import digest, joined
@@ -75,13 +75,12 @@ def _train(
     where = environment(device, cfg.precision)
     if where["backend"] not in engines_of(model):  # the tanh RNN has only the reference engine
         where["backend"] = "reference"
-    state = begin(saved, run_dir / CHECKPOINT)
+    state = begin(saved, run_dir / CHECKPOINT) or TrainState(run_id=mirror.new_id(cfg, overrides), commits=[])
     state.commits = list(dict.fromkeys([*state.commits, git_commit()]))
     found = digest(data, cfg.batch_size)
     state.pieces = joined(state.pieces, state.update, state.commits[-1], where, found, cfg.resume)
 
-    run_name = ",".join(f"{k}={v}" for k, v in overrides.items())
-    wandb_run = start_wandb(cfg, record, run_dir.parent, run_name, state.run_id)
+    wandb_run = mirror.start(cfg, record, run_dir.parent, overrides, state.run_id)
     kept = saved.get("records_sha256") if saved else None
     with Stop() as stop, RunLog(run_dir, title, state.num_records, wandb_run, kept) as log:
         optimizer = instantiate(cfg.optim)(model.parameters())
@@ -129,10 +128,10 @@ def _train(
     return result
 
 
-def begin(saved: dict[str, Any] | None, path: Path) -> TrainState:
-    """The progress in a checkpoint, or that of a new run. Raises BnrnnError for another content."""
+def begin(saved: dict[str, Any] | None, path: Path) -> TrainState | None:
+    """The progress in a checkpoint; None if there is none. Raises BnrnnError for another content."""
     if saved is None:
-        return TrainState(run_id=uuid.uuid4().hex[:12], commits=[])
+        return None
     with reading(existing(path) or path, REMEDY, "a checkpoint"):
         return TrainState(**{"cpu_seconds": None, **saved["state"]})  # checkpoints from before it was recorded
 
@@ -232,6 +231,11 @@ def cli() -> None:
 
 
 def _run() -> None:
+    if "hydra/launcher=slurm" in sys.argv:
+        raise BnrnnError(
+            "hydra/launcher=slurm submits workers, not single runs: use `python -m bnrnn.cluster submit "
+            "experiment=...`, or hydra/launcher=submitit_slurm for one job per run"
+        )
     try:
         with checking_files():
             main()

@@ -1,6 +1,7 @@
 """Settings of all tests: one thread, no network, no records of earlier runs."""
 
 import os
+import shutil
 
 os.environ |= {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 os.environ["TRITON_INTERPRET"] = "1"  # kernels for a GPU run in Python, on the CPU
@@ -15,8 +16,21 @@ def _deterministic():
     torch.manual_seed(0)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.get_closest_marker("slurm") and (reason := without_slurm(config.option.markexpr)):
+            item.add_marker(pytest.mark.skip(reason=reason))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def without_slurm(selected: str) -> str:
+    """Why tests on a Slurm cluster are skipped: they take half an hour, and need its daemons and root."""
+    if "slurm" not in selected:
+        return "takes half an hour: make test-slurm"
+    missing = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None]
+    if missing:
+        return f"needs {', '.join(missing)}: tests/slurm_cluster.sh install"
+    return "" if os.getuid() == 0 else "needs root"

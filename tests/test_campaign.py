@@ -12,16 +12,18 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from bnrnn import campaign, processes
-from bnrnn.campaign import Options, in_order, parse, run_campaign, work
+from bnrnn import campaign, processes, workers
+from bnrnn.campaign import Options, in_order, parse, run_campaign
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.report.progress import FIELDS, load_entries, render
 from bnrnn.train import train
 from bnrnn.training.checkpoint import CHECKPOINT
+from bnrnn.training.failures import failure
 from bnrnn.training.lock import LOCK, is_being_trained
 from bnrnn.training.log import read_jsonl
 from bnrnn.training.results import Result
+from bnrnn.workers import work
 from tests.test_config import EXPERIMENTS
 from tests.test_train import interrupt_at, without_time
 
@@ -79,25 +81,25 @@ def test_a_worker_trains_in_order_what_is_neither_finished_nor_being_trained(tmp
     cells = cells_of(write(tmp_path, entry("model=bn_lstm", seeds="0,1"), entry("model=lstm", seeds="0,1")))
     train(cells[1].cfg, cells[1].folder, cells[1].overrides)
     capsys.readouterr()
-    failed = {}
+    failed = set()
     with hold(cells[2].folder):
-        work(cells, failed)
+        work(cells, 0.0, failed)
     begun = [line for line in capsys.readouterr().out.splitlines() if "from the start" in line]
     assert [line.split(": ")[0] for line in begun] == [cells[0].title, cells[3].title]
-    assert failed == {} and not (cells[2].folder / "result.json").exists()
+    assert failed == set() and not (cells[2].folder / "result.json").exists()
     stored = Result.read(cells[0].folder / "result.json")
     assert stored.overrides == cells[0].overrides and stored.updates == 5
 
 
 def test_a_worker_takes_the_next_run_if_another_was_faster(tmp_path, monkeypatch):
     cells = cells_of(write(tmp_path, entry("model=lstm", seeds="0,1")))
-    monkeypatch.setattr(campaign, "is_being_trained", lambda folder: len(tried) > 0 and folder == cells[0].folder)
+    monkeypatch.setattr(workers, "is_being_trained", lambda folder: len(tried) > 0 and folder == cells[0].folder)
     tried = []
-    monkeypatch.setattr(campaign, "train", lambda *run: tried.append(run[1]) or train(*run))
-    failed = {}
+    monkeypatch.setattr(workers, "train", lambda *run: tried.append(run[1]) or train(*run))
+    failed = set()
     with hold(cells[0].folder):
-        work(cells, failed)
-    assert tried == [cells[0].folder, cells[1].folder] and failed == {}
+        work(cells, 0.0, failed)
+    assert tried == [cells[0].folder, cells[1].folder] and failed == set()
 
 
 def test_a_run_that_fails_does_not_stop_the_others_even_if_it_is_a_bug(tmp_path, monkeypatch, capsys):
@@ -108,14 +110,21 @@ def test_a_run_that_fails_does_not_stop_the_others_even_if_it_is_a_bug(tmp_path,
             raise RuntimeError("a bug")
         return train(cfg, folder, *rest)
 
-    monkeypatch.setattr(campaign, "train", train_or_fail)
-    failed = {}
-    work(cells, failed)
-    assert list(failed) == [cells[0].folder, cells[1].folder, cells[2].folder]
-    assert "grad_klip" in failed[cells[0].folder]
-    assert failed[cells[2].folder] == f"{cells[2].title} failed: RuntimeError: a bug"
-    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.setattr(workers, "train", train_or_fail)
+    failed, before = set(), time.time() - 1
+    work(cells, before, failed)
+    assert failed == {cell.folder for cell in cells[:3]}
+    assert "grad_klip" in failure(cells[0].folder)
+    assert failure(cells[2].folder) == "RuntimeError: a bug"
+    assert "in train_or_fail" in (cells[2].folder / "run.log").read_text()
+    output = capsys.readouterr()
+    assert "Traceback" in output.err and f"{cells[2].title} failed: RuntimeError: a bug\n" in output.out
     assert (cells[3].folder / "result.json").exists()
+    work(cells, before, set())
+    assert "failed" not in capsys.readouterr().out, "another worker does not try them again"
+    monkeypatch.setattr(workers, "train", train)
+    work(cells, time.time() + 1, failed := set())
+    assert failed == {cell.folder for cell in cells[:2]} and failure(cells[2].folder) is None, "a later one does"
 
 
 def test_one_worker_begins_with_the_long_runs_and_the_others_leave_them_for_last(tmp_path):
@@ -175,19 +184,19 @@ def test_stopped_when_its_time_is_over_it_resumes_bit_for_bit(tmp_path, monkeypa
 def test_a_signal_stops_the_workers_and_is_the_exit_status(tmp_path, monkeypatch, capsys, number):
     options = write(tmp_path, entry("model=lstm"))
     options.jobs = 2
-    workers = []
+    started = []
 
-    def start_worker(given: Options, lane: str, report: int) -> subprocess.Popen:
-        workers.append(subprocess.Popen(["sleep", "60"]))
+    def start_worker(given: Options, lane: str) -> subprocess.Popen:
+        started.append(subprocess.Popen(["sleep", "60"]))
         if lane == "short":
             os.kill(os.getpid(), number)
-        return workers[-1]
+        return started[-1]
 
     monkeypatch.setattr(campaign, "_start", start_worker)
     with pytest.raises(SystemExit) as stopped:
         run_campaign(options)
     assert stopped.value.code == 128 + number
-    assert [w.returncode for w in workers] == [-signal.SIGTERM] * 2
+    assert [w.returncode for w in started] == [-signal.SIGTERM] * 2
     assert capsys.readouterr().out.endswith("not measured.\n")
 
 
@@ -216,9 +225,9 @@ def test_kill_9_of_the_campaign_leaves_no_worker_and_loses_nothing(tmp_path):
 
 def test_a_worker_stops_at_once_between_two_runs(tmp_path, monkeypatch):
     cells = cells_of(write(tmp_path, entry("model=lstm")))
-    monkeypatch.setattr(campaign, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(workers, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit, match="SIGTERM: stopped between"):
-        work(cells, {})
+        work(cells, 0.0, set())
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
@@ -228,7 +237,7 @@ def test_a_worker_whose_parent_has_ended_does_not_begin(tmp_path, monkeypatch, c
     monkeypatch.setattr(processes.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
     monkeypatch.setattr(os, "setpriority", lambda *_: None)
     monkeypatch.setenv("TQDM_DISABLE", "")  # put back afterwards
-    assert campaign.run_worker(options) == 128 + signal.SIGTERM
+    assert campaign.run_nicely(options) == 128 + signal.SIGTERM
     assert capsys.readouterr().out.startswith("SIGTERM: stopped")
     assert not options.out_dir.exists()
 

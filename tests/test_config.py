@@ -154,12 +154,9 @@ def test_every_claimed_cell_is_in_the_grid_of_its_recipe():
                 assert set(cols) <= set(sweep(key)[claim["cols"]])
 
 
-@pytest.mark.parametrize("launcher", ["slurm", "submitit_slurm"])
-def test_the_slurm_launchers_are_ready(launcher):
-    cfg = compose_config("experiment=cooijmans2016/table1", f"hydra/launcher={launcher}", hydra=True).hydra.launcher
+def test_hydras_own_slurm_launcher_is_ready():
+    cfg = compose_config("experiment=cooijmans2016/table1", "hydra/launcher=submitit_slurm", hydra=True).hydra.launcher
     assert cfg._target_.endswith("SlurmLauncher")
-    if launcher == "slurm":
-        assert cfg.max_num_timeout > 0 and cfg.gpus_per_node == 1
 
 
 @pytest.mark.parametrize("group", ["model", "data", "setting"])

@@ -418,6 +418,52 @@ def test_a_signal_after_the_last_check_is_not_lost():
         stop.check()
 
 
+@pytest.mark.parametrize(("batches", "within"), [(2, "valid"), (4, "population statistics")])
+def test_a_signal_within_an_evaluation_or_a_population_pass_is_obeyed_there(tmp_path, monkeypatch, batches, within):
+    cfg = short("model=bn_lstm", "population_every=1", "budget.eval_batches=3")
+    whole = train(cfg, tmp_path / "whole")
+    original, seen = Trainer._limited, []
+
+    def limited(self, total, items, most, what):
+        for batch in original(self, total, items, most, what):
+            seen.append(what)
+            if len(seen) == batches:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(Trainer, "_limited", limited)
+    with pytest.raises(SystemExit, match="SIGTERM: saved"):
+        train(cfg, tmp_path / "run")
+    assert len(seen) == batches and seen[-1] == within
+    monkeypatch.setattr(Trainer, "_limited", original)
+    assert train(cfg, tmp_path / "run").metrics == whole.metrics
+    assert without_time(tmp_path / "run") == without_time(tmp_path / "whole")
+
+
+def test_slurms_warning_saves_first_and_then_reaches_the_handler_of_submitit(tmp_path, monkeypatch):
+    cfg, original, called = short(), Trainer.update, []
+
+    def update_and_warn(self, batch):
+        if self.state.update == 3:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            os.kill(os.getpid(), signal.SIGTERM)  # which queuing a job again causes
+        return original(self, batch)
+
+    def requeue(number, frame):
+        called.append(checkpoint.load(tmp_path / CHECKPOINT)["state"]["update"])
+        sys.exit(255)
+
+    monkeypatch.setattr(Trainer, "update", update_and_warn)
+    previous = signal.signal(signal.SIGUSR2, requeue)
+    try:
+        with pytest.raises(SystemExit) as left:
+            train(cfg, tmp_path)
+        assert signal.getsignal(signal.SIGUSR2) == requeue
+    finally:
+        signal.signal(signal.SIGUSR2, previous)
+    assert left.value.code == 255 and called == [4]
+
+
 def test_a_run_that_another_process_finished_before_we_had_the_lock_is_not_made_again(tmp_path, monkeypatch):
     first = train(short(), tmp_path / "a")
 

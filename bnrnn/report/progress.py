@@ -129,28 +129,28 @@ def hours_missing(path: Path, out_dir: Path) -> dict[str, float]:
 
 def runs_of(entry: Entry, out_dir: Path) -> list[Run]:
     """The progress and the time left of each cell of an entry."""
-    known = load_known(out_dir / entry.experiment)
-    return [_run(cell, entry, known) for cell in entry.cells]
+    known = load_known(out_dir / entry.experiment, choose_device("auto").type)
+    return [run_of(cell, known, entry.hours / len(entry.cells)) for cell in entry.cells]
 
 
-def _run(cell: Cell, entry: Entry, known: list[Known]) -> Run:
+def run_of(cell: Cell, known: list[Known], share: float) -> Run:
+    """The progress and the time left of a cell. `share` is an estimate of its hours, used if no speed is known."""
     if (cell.folder / FILE).exists():
         result = Result.read(cell.folder / FILE)
         return Run(cell.title, result.status, result.updates, result.updates)
     has_begun = any(path.exists() for path in (cell.folder / CHECKPOINT, packed(cell.folder / CHECKPOINT)))
     state = "running" if is_being_trained(cell.folder) else "begun" if has_begun else "left"
     done, seconds = last_record(cell.folder) if state != "left" else (0, 0.0)
-    total = total_updates(cell, entry.experiment, known)
+    total = total_updates(cell, known)
     speed = seconds / done if done else nearest_speed(cell, known)
     if total is None or speed is None:
-        share = entry.hours / len(entry.cells)
         return Run(cell.title, state, done, total, max(0.0, share - seconds / 3600), measured=False)
     return Run(cell.title, state, done, total, max(0, total - done) * speed / 3600)
 
 
-def load_known(folder: Path) -> list[Known]:
-    """Length and speed of all runs of an experiment, unfinished ones too. Speeds of other devices are left out."""
-    known, device = [], choose_device("auto").type
+def load_known(folder: Path, device: str | None = None) -> list[Known]:
+    """Length and speed of all runs of an experiment, unfinished ones too; speeds only of a device if one is given."""
+    known = []
     for run_dir in sorted(path.parent for path in folder.glob("*/**/metrics.jsonl")):
         update, seconds = last_record(run_dir)
         budget, *name = run_dir.relative_to(folder).parts
@@ -158,7 +158,8 @@ def load_known(folder: Path) -> list[Known]:
         if (run_dir / FILE).exists():
             result = Result.read(run_dir / FILE)
             run.updates = result.updates if result.status == "finished" else None
-            run.seconds_per_update = run.seconds_per_update if result.environment["device"] == device else None
+            if device not in (None, result.environment["device"]):
+                run.seconds_per_update = None
         known.append(run)
     return known
 
@@ -181,13 +182,13 @@ def last_record(folder: Path) -> tuple[int, float]:
         return int(record["update"]), float(record["seconds"])
 
 
-def total_updates(cell: Cell, experiment: str, known: list[Known]) -> int | None:
+def total_updates(cell: Cell, known: list[Known]) -> int | None:
     """The number of updates of a whole run. For a budget in epochs, it is known only from a run with another seed."""
     if "budget.updates" in cell.overrides:
         return int(cell.overrides["budget.updates"])
     if "budget.epochs" not in cell.overrides:
         short = _read(f"budget/{cell.budget}").get("updates")
-        updates = short or _read(f"experiment/{experiment}").get("budget", {}).get("updates")
+        updates = short or _read(f"experiment/{cell.experiment}").get("budget", {}).get("updates")
         if updates is not None:
             return updates
     same = [k.updates for k in known if k.budget == cell.budget and _but_seed(k.overrides) == _but_seed(cell.overrides)]

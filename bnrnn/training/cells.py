@@ -40,10 +40,14 @@ class Cell:
         return apply_trial(compose_config(*self.choices))
 
     @property
+    def experiment(self) -> str:
+        """The key of the experiment."""
+        return next(c.split("=", 1)[1] for c in self.choices if c.startswith("experiment="))
+
+    @property
     def title(self) -> str:
         """The name for messages: the experiment and the overrides."""
-        experiment = next(c.split("=", 1)[1] for c in self.choices if c.startswith("experiment="))
-        return " ".join([experiment, *(f"{k}={v}" for k, v in self.overrides.items())])
+        return " ".join([self.experiment, *(f"{k}={v}" for k, v in self.overrides.items())])
 
 
 def expand(arguments: list[str]) -> list[Cell]:

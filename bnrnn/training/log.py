@@ -5,7 +5,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +17,10 @@ from tqdm import tqdm
 
 from bnrnn.errors import BnrnnError
 from bnrnn.files import atomic_write, read_bytes, writing
+from bnrnn.training import mirror
 
 METRICS = "metrics.jsonl"
+LOG = "run.log"  # the lines of a run, for people
 REMEDY = "restore it, or remove its folder to run again"
 Item = TypeVar("Item")
 
@@ -37,6 +40,12 @@ def say(text: str, title: str = "") -> None:
     """Print one line, above the progress bar if there is one."""
     tqdm.write(f"{title} {text}".strip(), file=sys.stdout)
     sys.stdout.flush()
+
+
+def write_log(run_dir: Path, text: str) -> None:
+    """Append a line with the time to the log in the folder of a run."""
+    with writing(run_dir / LOG), (run_dir / LOG).open("a") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
 
 class RunLog:
@@ -74,8 +83,19 @@ class RunLog:
 
     def __exit__(self, *error: object) -> None:
         self.file.close()
-        if self.wandb_run is not None:
-            self.wandb_run.finish(exit_code=0 if error[0] is None else 1)
+        self._to_wandb(lambda run: run.finish(exit_code=0 if error[0] is None else 1))
+
+    def _to_wandb(self, send: Callable[[Any], object]) -> None:
+        """Send something to wandb, if it is on. Its first error, such as a killed process, turns it off."""
+        if self.wandb_run is None:
+            return
+        try:
+            send(self.wandb_run)
+        except Exception as error:
+            self.wandb_run = None
+            mirror.forget()
+            reason = (str(error) or "no reason given").splitlines()[0]
+            self.say(f"warning: wandb has ended ({type(error).__name__}: {reason}); the run continues without it")
 
     def record(self, update: int, values: dict[str, float]) -> None:
         """Append one record to metrics.jsonl, and send the same values to wandb."""
@@ -85,8 +105,11 @@ class RunLog:
             self.file.write(line)
             self.file.flush()  # records must survive if the process is killed
         self.digest.update(line)
-        if self.wandb_run is not None:
-            self.wandb_run.log(values, step=update)
+        self._to_wandb(lambda run: run.log({"update": update, **values}, step=update))
+
+    def watch(self, update: int, values: Callable[[], dict[str, float]]) -> None:
+        """Send values to wandb that people watch and that are no part of the record; they are computed only then."""
+        self._to_wandb(lambda run: run.log(values(), step=update))
 
     def sync(self) -> str:
         """Write all records to disk, and return their SHA-256, which the checkpoint holds that counts them."""
@@ -96,12 +119,12 @@ class RunLog:
 
     def finish(self, status: str, metrics: dict[str, float]) -> None:
         """Send the status and the final metrics to wandb, for its table of runs."""
-        if self.wandb_run is not None:
-            self.wandb_run.summary.update({"status": status, **metrics})
+        self._to_wandb(lambda run: run.summary.update({"status": status, **metrics}))
 
     def say(self, text: str) -> None:
-        """Print one line, with the title before it."""
+        """Print one line, with the title before it, and append it to the log in the run's folder."""
         say(text, self.title)
+        write_log(self.path.parent, text)
 
     def bar(self, total: int, initial: int = 0, what: str = "updates") -> tqdm:
         """A progress bar. It is hidden outside a terminal, and if the variable TQDM_DISABLE is set."""
@@ -115,39 +138,6 @@ class RunLog:
             for item in items:
                 yield item
                 bar.update()
-
-
-def start_wandb(cfg: DictConfig, config: dict[str, Any], folder: Path, run_name: str, run_id: str) -> Any:
-    """Start a wandb run in `folder`, without output and without data about the machine. Returns None if disabled.
-
-    The runs of a sweep share a folder, so that wandb's own viewer shows their curves together. A resumed run continues
-    as a second part with the same id; wandb joins the parts when they are synced.
-    """
-    if cfg.wandb.mode == "disabled":
-        return None
-    import wandb  # slow to import
-
-    settings = wandb.Settings(
-        silent=True,
-        console="off",
-        x_disable_stats=True,
-        x_disable_machine_info=True,
-        disable_git=True,
-        disable_code=True,
-        x_save_requirements=False,
-        x_transaction_log_flush_interval=1,  # seconds; a killed process loses at most these records
-    )
-    return wandb.init(
-        mode=cfg.wandb.mode,
-        project=cfg.wandb.project,
-        group=cfg.name,
-        name=run_name or cfg.name,
-        id=run_id,
-        resume="allow" if cfg.wandb.mode == "online" else None,
-        config=config,
-        dir=folder,
-        settings=settings,
-    )
 
 
 def record_lines(path: Path) -> list[bytes]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bnrnn.data.base import SequenceData
 from bnrnn.inputs import Batch
+from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.layers.population import batch_statistics, collecting_statistics, estimated_together, has_batch_norm
 from bnrnn.metrics import Scores, cross_entropy, error, score, scored_steps, sign
 from bnrnn.training.checkpoint import random_state, set_random_state
@@ -53,6 +54,7 @@ class Trainer:
     log: RunLog
     stop: Stop
     save: Callable[[dict[str, Any]], None]
+    recorded_at: float = 0.0  # seconds of the run at the last record
 
     def snapshot(self) -> dict[str, Any]:
         """The content of a checkpoint, which `restore` loads."""
@@ -78,6 +80,7 @@ class Trainer:
         state.window = state.window.to(self.device)  # reading it at every update would stall a GPU
         state.largest_norm = state.largest_norm.to(self.device)
         state.carried = tuple(s.to(self.device) for s in state.carried)
+        self.recorded_at = state.seconds
         batches = self.training_batches()
         self.model.train()
         with self.log.bar(cfg.budget.updates, initial=state.update) as bar:
@@ -148,6 +151,14 @@ class Trainer:
         norms = {"train/grad_norm": norm / count, "train/grad_norm_max": state.largest_norm.item()}
         state.largest_norm.zero_()
         self._record({"train/loss": state.loss, **errors, **norms})
+        self.log.watch(state.update, lambda: self._watched(count))
+
+    def _watched(self, updates: float) -> dict[str, float]:
+        """What people watch: updates a second since the last record, and the mean gamma of each normalization."""
+        elapsed, self.recorded_at = self.state.seconds - self.recorded_at, self.state.seconds
+        norms = {n: m for n, m in self.model.named_modules() if isinstance(m, SequenceBatchNorm)}
+        gammas = {f"gamma/{name}": norm.gamma.mean().item() for name, norm in norms.items()}
+        return {"updates_per_second": updates / elapsed if elapsed else math.nan, **gammas}
 
     def _record(self, values: dict[str, float]) -> None:
         self.log.record(self.state.update, {"seconds": round(self.state.seconds, 3), **values})

@@ -44,7 +44,7 @@ RULES: dict[str, Rule] = {
     "batch_size": SIZE, "population_batch_size": SIZE, "log_every": SIZE, "num_threads": _whole(1, MOST_THREADS),
     "grad_clip": _number(0), "checkpoint_seconds": _number(0), "sum_over_time": _or_null(SWITCH),
     "population_every": _or_null(SIZE), "resume": _one_of("same", "changed"),
-    "wandb.mode": _one_of("offline", "online", "disabled"),
+    "wandb.mode": _one_of("offline", "online", "disabled"), "wandb.system": SWITCH,
     "budget.updates": _or_null(SIZE), "budget.epochs": _or_null(SIZE), "budget.eval_every": _or_null(SIZE),
     "budget.eval_batches": _or_null(SIZE), "budget.population_batches": _or_null(SIZE),
     "lr_decay.after": _whole(0), "lr_decay.divisor": POSITIVE, "lr_decay.every": SIZE,

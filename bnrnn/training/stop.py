@@ -14,6 +14,9 @@ class Stop:
 
     It also records that the process was stopped (SIGSTOP, Ctrl-Z) and continued, in `continued`. A signal that arrives
     after the last `check` is raised again at the end of the context, so it is never lost.
+
+    In a Slurm job, submitit has a handler for SIGUSR2, Slurm's warning that the time is nearly over: it queues the job
+    again and exits. The context records this signal too, and raises it again at its end, when the run is saved.
     """
 
     def __init__(self) -> None:
@@ -21,7 +24,8 @@ class Stop:
         self.continued = False
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
+        if self.received != signal.SIGUSR2:  # queuing a job again ends in a SIGTERM of its own
+            self.received = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _continue(self, number: int, frame: FrameType | None) -> None:
@@ -30,14 +34,17 @@ class Stop:
     def __enter__(self) -> "Stop":
         self.previous = {}
         if threading.current_thread() is threading.main_thread():
-            self.previous = {n: signal.signal(n, self._receive) for n in (signal.SIGTERM, signal.SIGINT)}
+            numbers = [signal.SIGTERM, signal.SIGINT]
+            numbers += [signal.SIGUSR2] if callable(signal.getsignal(signal.SIGUSR2)) else []
+            self.previous = {n: signal.signal(n, self._receive) for n in numbers}
             self.previous[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._continue)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
-        if self.received is not None and (error[1] is None or isinstance(error[1], Exception)):
+        unseen = error[1] is None or isinstance(error[1], Exception)
+        if self.received is not None and (unseen or self.received == signal.SIGUSR2):
             signal.raise_signal(self.received)
 
     def check(self) -> None:

@@ -372,7 +372,7 @@ def test_where_the_library_cannot_be_loaded_the_reference_runs_and_says_so_once(
     build.library.cache_clear()
     backends._has.cache_clear()
     assert [scan.backend(torch.device("cpu"), torch.float32) for _ in range(2)] == ["reference"] * 2
-    (message,) = caplog.messages
+    _, message = caplog.messages  # after the one about compiling
     assert "cannot be loaded" in message and "The reference runs instead" in message
     with pytest.raises(BnrnnError, match="cannot be loaded"):
         scan.set_backend("cpu")
@@ -405,6 +405,15 @@ def test_what_the_compiler_says_is_reported(monkeypatch, tmp_path):
     build.library.cache_clear()
     with pytest.raises(BnrnnError, match=r"could not build its kernels: (.|\n)*error"):
         scan.set_backend("cpu")
+
+
+@needs_compiler
+def test_a_first_build_says_so(copies, caplog):
+    for _ in range(2):
+        build.library.cache_clear()
+        build.library()
+    (message,) = caplog.messages
+    assert message.startswith("Compiling the kernels for this processor, once, into ") and str(copies) in message
 
 
 @needs_compiler

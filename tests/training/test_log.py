@@ -41,18 +41,28 @@ def test_wandbs_own_reader_finds_the_record_in_the_offline_run(tmp_path, run_com
     config = run["config"]["update"]
     config.pop("_wandb")
     assert config == Result.read(run_dir / "result.json").config
-    assert run["run_group"] == "default"
-    assert run["display_name"] == "log_every=1,model=bn_lstm,model.hidden_size=16,seed=5"
+    assert run["run_group"] == "default" and run["job_type"] == "train"
+    assert re.fullmatch(r"bn_lstm-digits-hidden_size16-s5-[0-9a-f]{4}", run["display_name"])
+    assert run["run_id"] == run["display_name"] and wandb_dir.name.endswith(run["run_id"])
+    assert run["tags"] == ["default", "bn_lstm", "digits"] and run["notes"].startswith("BN-LSTM on ")
 
     history = {r["history"]["step"]["num"]: r["history"]["item"] for r in records if r["type"] == "history"}
     ours: dict[int, dict[str, float]] = {}
     for record in read_jsonl(run_dir / "metrics.jsonl"):
         ours.setdefault(record.pop("update"), {}).update(record)
     theirs = {u: {k: v for k, v in item.items() if not k.startswith("_")} for u, item in history.items()}
+    assert all(item.pop("update") == u for u, item in theirs.items())
+    extra = {k: item.pop(k) for item in theirs.values() for k in list(item) if k.startswith(("gamma/", "updates_"))}
+    assert extra["gamma/layer.layers.0.bn_c"] == pytest.approx(0.1, abs=0.01) and extra["updates_per_second"] > 0
     assert theirs == ours
 
     summary = {k: v for r in records if r["type"] == "summary" for k, v in r["summary"].get("update", {}).items()}
     assert summary["status"] == "finished"
+    found = {n: max(r[n] for r in ours.values() if n in r) for n in ("valid/accuracy", "train/grad_norm_max")}
+    assert found == {
+        "valid/accuracy": summary["valid/accuracy"],
+        "train/grad_norm_max": summary["train/grad_norm_max"]["max"],
+    }
     assert summary["test/accuracy"] == Result.read(run_dir / "result.json").metrics["test/accuracy"]
 
 
@@ -82,6 +92,45 @@ def test_the_launchers_of_hydra_train_in_processes_of_their_own(tmp_path, launch
     given = [f"out_dir={tmp_path}", *RUN, *SWEEP, "model=bn_lstm", *f"hydra/launcher={launcher}".split()]
     subprocess.run([sys.executable, "-m", "bnrnn.train", *given], cwd=ROOT, capture_output=True, check=True)
     assert names(tmp_path) == ["log_every=1,model.hidden_size=16,model=bn_lstm,seed=4"]
+
+
+class DeadWandb:
+    """A run of wandb whose process has ended."""
+
+    def __init__(self, *broken: str) -> None:
+        self.broken, self.calls, self.summary = broken, [], self
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.broken:
+            raise ConnectionResetError("Connection lost\nat some place")
+
+    def log(self, values, step) -> None:
+        self._call("log")
+
+    def update(self, values) -> None:
+        self._call("update")
+
+    def finish(self, exit_code) -> None:
+        self._call("finish")
+
+
+@pytest.mark.parametrize(("broken", "calls"), [("log", 1), ("update", 3), ("finish", 4)])
+def test_a_dead_process_of_wandb_is_one_line_of_warning(tmp_path, capsys, broken, calls):
+    wandb_run = DeadWandb(broken, "finish")
+    with RunLog(tmp_path, "a run:", wandb_run=wandb_run) as log:
+        log.record(1, {"train/loss": 1.0})
+        log.record(2, {"train/loss": 0.5})
+        log.finish("finished", {})
+    warning = "warning: wandb has ended (ConnectionResetError: Connection lost); the run continues without it"
+    assert capsys.readouterr().out == f"a run: {warning}\n"
+    assert len(wandb_run.calls) == calls and len(read_jsonl(tmp_path / "metrics.jsonl")) == 2
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {re.escape(warning)}\n", (tmp_path / "run.log").read_text())
+
+
+def test_wandb_does_not_replace_the_reason_for_which_a_run_ends(tmp_path):
+    with pytest.raises(SystemExit, match="saved"), RunLog(tmp_path, wandb_run=DeadWandb("finish")):
+        raise SystemExit("saved")
 
 
 def test_records_after_the_checkpoint_are_dropped_and_a_line_cut_off_by_a_kill_is_no_record(tmp_path):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 
+LOG = logging.getLogger("bnrnn")
 SCAN = Path(__file__).parents[1]
 KERNELS = SCAN / "native/kernels.cpp"  # includes all others
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"]
@@ -62,7 +63,7 @@ def _intact(folder: Path, key: str) -> Path | None:
 def _build(command: str, folder: Path, key: str) -> Path:
     """The library, built. Its name ends with the hash of its content, by which `_intact` knows it again."""
     folder.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("bnrnn").warning("compiling the kernels for this processor into %s, once: some seconds", folder)
+    LOG.warning("Compiling the kernels for this processor, once, into %s: this takes up to a minute.", folder)
     with tempfile.TemporaryDirectory(dir=folder) as part:
         built = Path(part) / "kernels.so"
         for openmp in (["-fopenmp"], []):  # not every compiler has OpenMP; without it the kernels use one thread

@@ -1,0 +1,27 @@
+"""The failure of a run: its message stands in a file of the run's folder, so that all workers and people see it."""
+
+from pathlib import Path
+
+from bnrnn.files import atomic_write
+
+FAILED = "failed.txt"
+
+
+def record_failure(run_dir: Path, message: str) -> None:
+    """Write the message of a failed run. Raises BnrnnError if the system refuses to write."""
+    with atomic_write(run_dir / FAILED) as file:
+        file.write(f"{message}\n".encode())
+
+
+def failure(run_dir: Path, since: float = 0.0) -> str | None:
+    """The message of a run that failed at this time (seconds since 1970) or later; None if it did not."""
+    path = run_dir / FAILED
+    try:
+        return path.read_text(errors="replace").strip() if path.stat().st_mtime >= since else None
+    except FileNotFoundError:
+        return None
+
+
+def clear_failure(run_dir: Path) -> None:
+    """Remove the message, because the run is tried again."""
+    (run_dir / FAILED).unlink(missing_ok=True)

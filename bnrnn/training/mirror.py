@@ -1,0 +1,91 @@
+"""The run of wandb that mirrors a run: how it is called, and what its pages show. No program reads it."""
+
+import re
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from bnrnn.config import label
+from bnrnn.metrics import METRICS
+
+LONGEST = 100  # characters of a name; wandb accepts 128
+CHOSEN = ("setting", "model", "data")  # keys that are called by their option alone
+
+
+def new_id(cfg: DictConfig, overrides: dict[str, str]) -> str:
+    """A name that reads and that no other run has: bn_lstm-pmnist-s0-4b08, or bn_lstm-pmnist-gamma_init0.3-s0-91c7.
+
+    It has the setting or model, the data, all other overrides of the run, and the seed.
+    """
+    left_out = (*CHOSEN, "seed", "log_every")
+    own = [(k.rpartition(".")[2], v) for k, v in overrides.items() if k not in left_out and not k.startswith("budget")]
+    parts = [*_chosen(cfg, overrides), *(f"{name}{value}" for name, value in own), f"s{cfg.seed}"]
+    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', '-'.join(parts))[:LONGEST]}-{uuid.uuid4().hex[:4]}"
+
+
+def _chosen(cfg: DictConfig, overrides: dict[str, str]) -> tuple[str, str]:
+    """The options of model and data, or the names of their classes if they are the defaults of the recipe."""
+    layer = cfg.model.get("layer") or cfg.model
+    model = overrides.get("setting") or overrides.get("model") or layer._target_.rpartition(".")[2].lower()
+    return model, overrides.get("data") or cfg.data._target_.rpartition(".")[2].lower()
+
+
+def start(cfg: DictConfig, config: dict[str, Any], folder: Path, overrides: dict[str, str], run_id: str) -> Any:
+    """Start a run of wandb in `folder`, without output. Returns None if wandb is off.
+
+    The runs of a sweep share a folder, so that wandb's own viewer shows their curves together. A resumed run continues
+    as a second part with the same id; wandb joins the parts when they are synced.
+    """
+    if cfg.wandb.mode == "disabled":
+        return None
+    import wandb  # slow to import
+
+    settings = wandb.Settings(
+        silent=True,
+        console="off",
+        x_disable_stats=not cfg.wandb.system,
+        x_disable_machine_info=not cfg.wandb.system,
+        disable_git=True,
+        disable_code=True,
+        x_save_requirements=False,
+        x_transaction_log_flush_interval=1,  # seconds; a killed process loses at most these records
+    )
+    model, data = _chosen(cfg, overrides)
+    group = "setting" if "setting" in overrides else "model"
+    given: dict[str, Any] = {
+        "mode": cfg.wandb.mode,
+        "project": cfg.wandb.project,
+        "group": cfg.name,
+        "job_type": "train",
+        "name": run_id,
+        "id": run_id,
+        "tags": [*cfg.name.split("/"), model, data],
+        "notes": f"{label(group, model)} on {label('data', data)}, {cfg.budget.updates:,} updates, seed {cfg.seed}; "
+        + (", ".join(f"{key}={value}" for key, value in overrides.items()) or "no overrides"),
+        "resume": "allow" if cfg.wandb.mode == "online" else None,
+        "config": config,
+        "dir": folder,
+        "settings": settings,
+    }
+    try:
+        run = wandb.init(**given)
+    except ConnectionError:  # its process, which serves all runs of this one, was killed after an earlier run
+        forget()
+        run = wandb.init(**given)
+    run.define_metric("*", step_metric="update")
+    for metric in METRICS.values():
+        best = "max" if metric.better > 0 else "min"
+        run.define_metric(f"valid/{metric.name}", step_metric="update", summary=best)
+    run.define_metric("train/grad_norm_max", step_metric="update", summary="max")
+    return run
+
+
+def forget() -> None:
+    """Forget wandb's process, after it was killed; the next run starts another."""
+    import wandb
+
+    with suppress(Exception):  # it says once more that the process is gone
+        wandb.teardown()

@@ -1,0 +1,168 @@
+"""Workers: processes that train the runs of a list, one after the other, until none is left.
+
+A campaign and the tasks of a Slurm job share this loop. The lock of each run keeps them apart, so any number of workers
+may be at work, and workers can be added at any time.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from types import FrameType
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from bnrnn.errors import BnrnnError, mendable
+from bnrnn.processes import end_with
+from bnrnn.train import train
+from bnrnn.training.cells import Cell
+from bnrnn.training.failures import clear_failure, failure, record_failure
+from bnrnn.training.lock import Locked, NoLocks, holder, is_being_trained, this_process
+from bnrnn.training.log import say, write_log
+from bnrnn.training.results import FILE
+from bnrnn.training.stop import Interrupted, Stop
+
+MENDABLE = (HydraException, OmegaConfBaseException)
+STOPPED = 128 + signal.SIGTERM  # exit status of a worker that was told to stop
+MOST_DEATHS = 2  # a run whose process is killed so often has failed
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
+
+
+def work(cells: list[Cell], since: float, failed: set[Path]) -> None:
+    """Train the cells in order, skipping those that are done or that another process trains, until none is left.
+
+    Several processes may work on the same cells. The message of a cell that fails is written to its folder, and the
+    cell is added to `failed`; no worker tries a cell again that has failed after the time `since`.
+
+    Raises Interrupted after SIGTERM or SIGINT, after a checkpoint was saved, and NoLocks if locks do not work there.
+    """
+
+    def is_open(cell: Cell) -> bool:
+        has_failed = cell.folder in failed or failure(cell.folder, since) is not None
+        return not has_failed and not (cell.folder / FILE).exists() and not is_being_trained(cell.folder)
+
+    with stopping_at_once():
+        while (cell := next(filter(is_open, cells), None)) is not None:
+            try:
+                clear_failure(cell.folder)
+                train(cell.cfg, cell.folder, cell.overrides, f"{cell.title}:")
+            except Locked:
+                continue  # another worker has started this cell
+            except NoLocks:
+                raise
+            except Exception as error:
+                failed.add(cell.folder)
+                _report(cell, error)
+
+
+def _report(cell: Cell, error: Exception) -> None:
+    """Print why a cell failed, and write it to its folder."""
+    if (cause := mendable(error, *MENDABLE)) is None:  # a bug, but it must not stop the other runs
+        traceback.print_exc()
+    reason = " ".join(str(cause or f"{type(error).__name__}: {error}").split())  # in one line
+    say(f"{cell.title} failed: {reason}")
+    try:
+        record_failure(cell.folder, reason)
+        write_log(cell.folder, f"failed: {''.join(traceback.format_exception(error)) if cause is None else reason}")
+    except BnrnnError as refused:
+        say(str(refused))
+
+
+@contextmanager
+def stopping_at_once() -> Iterator[None]:
+    """Context manager in which SIGTERM and SIGINT raise Interrupted at once.
+
+    Training replaces these signal handlers, because it first saves a checkpoint (bnrnn.training.stop).
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(f"{signal.Signals(number).name}: stopped between two updates or runs; nothing is lost")
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def run_worker(cells: list[Cell], since: float, parent: int = 0) -> int:
+    """Run one worker, which ends with its parent. The exit status is 1 if runs failed, and STOPPED after a signal."""
+    os.environ["TQDM_DISABLE"] = "1"  # the bars of several workers would overwrite each other
+    failed: set[Path] = set()
+    try:
+        with stopping_at_once():
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            if parent:
+                end_with(parent)
+            work(cells, since, failed)
+    except Interrupted as stopped:
+        say(str(stopped))
+        return STOPPED
+    except NoLocks as error:
+        say(f"error: {error}")
+        return 1
+    return 1 if failed else 0
+
+
+def run_team(cells: list[Cell], since: float, size: int, stop: Stop) -> list[int]:
+    """Run several workers, and return their exit statuses. A signal that `stop` receives stops all of them.
+
+    The workers are forks of this process, so that starting them costs nothing. One that is killed is replaced, and
+    resumes its run. The second time the run counts as failed: one that needs too much memory must not stop the others.
+    """
+    deaths: Counter[Path] = Counter()
+    team = [_fork(cells, since) for _ in range(size)]
+    told = False
+    while True:
+        if stop.received is not None and not told:
+            told = True
+            for worker in team:
+                worker.terminate()
+        for i, worker in enumerate(team):
+            is_killed = not worker.is_alive() and (worker.exitcode or 0) < 0
+            if is_killed and not told and _may_be_replaced(worker, cells, since, deaths):
+                team[i] = _fork(cells, since)
+        if not any(worker.is_alive() for worker in team):
+            return [STOPPED if worker.exitcode == -signal.SIGTERM else worker.exitcode or 0 for worker in team]
+        time.sleep(0.2)
+
+
+def _fork(cells: list[Cell], since: float) -> ForkProcess:
+    """Start a worker. It begins with all signals blocked, until it has its own handlers."""
+    parent = os.getpid()
+
+    def run() -> None:
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm warns all processes; the parent sends SIGTERM instead
+        sys.exit(run_worker(cells, since, parent))
+
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        worker = get_context("fork").Process(target=run)
+        worker.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    return worker
+
+
+def _may_be_replaced(worker: ForkProcess, cells: list[Cell], since: float, deaths: Counter[Path]) -> bool:
+    """Whether a killed worker may be replaced: only if it trained a run, which counts as failed the second time."""
+    name = this_process(worker.pid or 0)
+    for cell in cells:
+        if holder(cell.folder) == name and not (cell.folder / FILE).exists() and failure(cell.folder, since) is None:
+            number = signal.Signals(-(worker.exitcode or 0)).name
+            deaths[cell.folder] += 1
+            say(f"{cell.title}: its process was killed by {number}")
+            if deaths[cell.folder] == MOST_DEATHS:
+                reason = f"its process was killed by {number} {MOST_DEATHS} times; is there too little memory?"
+                _report(cell, BnrnnError(reason))
+            return True
+    return False
