@@ -129,7 +129,7 @@ def test_the_lock_says_who_holds_it_and_a_file_system_without_locks_is_named(tmp
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
     for use in (lambda: lock.locked(tmp_path).__enter__(), lambda: lock.is_being_trained(tmp_path)):
-        with pytest.raises(BnrnnError, match=r"run.lock cannot be locked \(No locks available\): its file system"):
+        with pytest.raises(BnrnnError, match=r"run.lock cannot be locked \(No locks available\): the file system"):
             use()
 
 

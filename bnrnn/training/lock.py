@@ -67,8 +67,9 @@ def locked(run_dir: Path) -> Iterator[Callable[[], None]]:
                 )
             if path.read_bytes() != ours:
                 raise BnrnnError(
-                    f"{path} was taken ({holder(run_dir)}): its file system does not share locks between machines. Stopped "
-                    "without writing there again, so that the other process can train on. Start a run on one machine"
+                    f"{path} was taken ({holder(run_dir)}): its file system does not share locks between machines. "
+                    "Stopped without writing there again, so that the other process can train on. Start a run on one "
+                    "machine"
                 )
 
         with writing(path):
