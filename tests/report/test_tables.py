@@ -372,6 +372,9 @@ def test_a_changed_result_fails_the_check_and_make_tables_updates_the_page(tmp_p
     shutil.copytree(ROOT / "results" / KEY, tmp_path / "results" / KEY)
     shutil.copy(ROOT / "README.md", tmp_path)
     shutil.copytree(ROOT / "results" / "bench", tmp_path / "results" / "bench")
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "layer.md", tmp_path / "docs")
+    shutil.copytree(ROOT / "results" / "layer", tmp_path / "results" / "layer")
     path = next((tmp_path / "results").glob(f"{KEY}/*/*/result.json"))
     changed = Result.read(path)
     changed.metrics["test/accuracy"] = 0.123
