@@ -339,7 +339,8 @@ def test_nothing_of_the_environment_is_passed_on(cluster, tmp_path):
     try:
         sweep = Sweep(cluster, tmp_path, "seed=0", "budget.updates=20", "wandb.mode=disabled",
                       task=[f'setup=["export PYTHONPATH={ROOT}"]'])  # fmt: skip
-        sweep.end(0, "1 of 1 finished$")
+        output = sweep.end(0, "1 of 1 finished$")
+        assert "failed" not in output and (sweep.cells[0].folder / "result.json").exists()
     finally:
         del cluster.env["SBATCH_EXPORT"]
 

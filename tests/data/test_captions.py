@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from PIL import Image as Picture
+from PIL import Image as PillowImage
 from sklearn.datasets import load_sample_images
 from torch import nn
 
@@ -172,7 +172,7 @@ def coco(tmp_path):
         names = [f"COCO_{split}2014_{n}.jpg" for n in range(len(part))]
         (folder / f"{split}2014").mkdir()
         for name, pixels in zip(names, part, strict=True):
-            Picture.fromarray(pixels).save(folder / f"{split}2014" / name)
+            PillowImage.fromarray(pixels).save(folder / f"{split}2014" / name)
         (folder / "annotations" / f"captions_{split}2014.json").write_text(annotations(names))
     return tmp_path
 
@@ -338,7 +338,7 @@ def test_images_of_a_folder_are_captioned_by_a_trained_run(coco, run, monkeypatc
     assert printed == [f"COCO_train2014_{n}.jpg: {data.spell(found.ids)}" for n, found in enumerate(expected)]
     written = json.loads((coco / "out/captions.json").read_text())["captions"]
     assert [c["log_probability"] for c in written] == pytest.approx([c.log_probability for c in expected], abs=1e-4)
-    with Picture.open(coco / "out/captions.png") as image:
+    with PillowImage.open(coco / "out/captions.png") as image:
         assert min(image.size) > 100
 
     write_features(coco / "own.npz", ["a.jpg", "b.jpg"])

@@ -18,7 +18,7 @@ def render() -> str:
     """The gallery as MyST Markdown."""
     return "\n".join([
         "# Gallery\n",
-        "What the trained models do, as pictures. Each title links to the page with the numbers.\n",
+        "Figures of what the trained models do. Each title links to the page with the numbers.\n",
         _section(CAPTIONS, _image, "Images of Flickr8k with the captions of the models, and one that a person wrote."),
         _section(ATTENTION, _attention, "The darker a word, the more attention the reader gives it before it answers. "
                  "Questions are from bAbI, task 1 (Weston et al. 2015)."),
@@ -61,10 +61,10 @@ def _attention(key: str) -> str:
 
 
 def _statistics(key: str) -> str:
-    """A picture of each panel's statistics: units by time steps, in standard deviations over units at the last step."""
+    """A heat map of the statistics of each panel: units by time steps, in standard deviations over units at the last step."""
     return '<div id="statistics" class="curves-panels several"></div>\n'
 
 
 def script(path: Path) -> list[str]:
-    """The scripts that the gallery's pictures need."""
+    """The scripts that the figures of the gallery need."""
     return ["plotly.min.js", "statistics.js"] if path.exists() else []

@@ -1,4 +1,4 @@
-// Population statistics as pictures: one heat map for each panel of the plot of Fig. 5.
+// Population statistics: one heat map for each panel of the plot of Fig. 5.
 "use strict";
 
 (function () {
@@ -17,7 +17,7 @@
   });
   panels.forEach((panel, k) => {
     const lines = plot.lines.filter((line) => line.panel === panel);
-    // Sorted by the last value, so that the picture shows when the rows settle.
+    // Sorted by the last value, so that the figure shows when the rows settle.
     const rows = lines.map((line) => line.y).sort((a, b) => a[a.length - 1] - b[b.length - 1]);
     Plotly.newPlot(figures[k], [{ type: "heatmap", z: rows, colorscale: "Viridis", hovertemplate: "step %{x}: %{z:.4g}<extra></extra>" }], {
       title: { text: panel, font: { size: 15 } }, height: 360, margin: { l: 50, r: 10, t: 44, b: 44 },
