@@ -339,8 +339,8 @@ def test_nothing_of_the_environment_is_passed_on(cluster, tmp_path):
     try:
         sweep = Sweep(cluster, tmp_path, "seed=0", "budget.updates=20", "wandb.mode=disabled",
                       task=[f'setup=["export PYTHONPATH={ROOT}"]'])  # fmt: skip
-        output = sweep.end(0, "1 of 1 finished$")
-        assert "failed" not in output and (sweep.cells[0].folder / "result.json").exists()
+        sweep.end(0, "1 of 1 finished$")
+        assert (sweep.cells[0].folder / "result.json").exists()
     finally:
         del cluster.env["SBATCH_EXPORT"]
 
