@@ -61,7 +61,7 @@ def _attention(key: str) -> str:
 
 
 def _statistics(key: str) -> str:
-    """A heat map of the statistics of each panel: units by time steps, in standard deviations over units at the last step."""
+    """A heat map for each panel: units by time steps, in standard deviations over units at the last step."""
     return '<div id="statistics" class="curves-panels several"></div>\n'
 
 
