@@ -26,7 +26,7 @@ key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(OUT); done; \
+RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(OUT) $(if $(filter smoke,$(BUDGET)),--smoke); done; \
 	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py;) \
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 

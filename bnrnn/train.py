@@ -40,7 +40,7 @@ from bnrnn.training.pieces import digest, joined
 from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit
 from bnrnn.training.search import apply_trial
 from bnrnn.training.state import TrainState
-from bnrnn.training.stop import Stop
+from bnrnn.training.stop import Interrupted, Stop
 
 
 def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = None, title: str = "") -> Result:
@@ -227,7 +227,11 @@ def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
     os.environ["BNRNN_PARENT"] = str(os.getpid())  # the workers of a sweep end with this process
-    report_errors(_run, HydraException, OmegaConfBaseException)
+    try:
+        report_errors(_run, HydraException, OmegaConfBaseException)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.status)
 
 
 def _run() -> None:

@@ -84,7 +84,8 @@ def stopping_at_once() -> Iterator[None]:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(f"{signal.Signals(number).name}: stopped between two updates or runs; nothing is lost")
+        name = signal.Signals(number).name
+        raise Interrupted(f"{name}: stopped between two updates or runs; nothing is lost", number)
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -9,7 +9,6 @@ Reads the finished runs of the captioners on Flickr8k in --out-dir, with the low
 import io
 import os
 import tarfile
-from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,10 @@ from bnrnn.data.image_features import thumbnail
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.models.decoding import decode
 from bnrnn.report import plots
+from bnrnn.report.analyses import command_line, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.runs import load_trained, trained_runs
-from bnrnn.report.tables import publish
 from bnrnn.training.results import provenance
 
 KEY = "zhang2017/fig3"
@@ -81,10 +80,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Fig. 3 of Zhang et al. 2017")
-    parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
-    parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
-    args = parser.parse_args()
+    args = command_line(__doc__).parse_args()
     os.environ["BNRNN_DATA"] = args.data_dir
     torch.set_num_threads(1)
     publish(KEY, measure(args.data_dir, args.out_dir), args.out_dir, render, draw)
