@@ -33,7 +33,7 @@ from bnrnn.training import checkpoint, mirror
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.device import choose_device, set_precision
 from bnrnn.training.lock import locked
-from bnrnn.training.log import RunLog, say
+from bnrnn.training.log import METRICS, RunLog, read_jsonl, say
 from bnrnn.training.loop import Trainer
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pieces import digest, joined
@@ -121,11 +121,20 @@ def _train(
             config=record,
             records_sha256=log.sync(),
         )
+        log.show("curves", state.update, lambda: _figures().curves(read_jsonl(run_dir / METRICS)))
+        if trainer.captions:
+            log.show("captions", state.update, lambda: _figures().captions(data, trainer.captions))
         log.finish(result.status, metrics)
         result.write(run_dir)
         remove(run_dir / CHECKPOINT)
         log.say(f"{result.status} at update {state.update}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
     return result
+
+
+def _figures() -> Any:
+    from bnrnn.report import run_figures  # matplotlib is slow to import, and needed for wandb alone
+
+    return run_figures
 
 
 def begin(saved: dict[str, Any] | None, path: Path) -> TrainState | None:
