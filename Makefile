@@ -34,17 +34,27 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 .PHONY: stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
+# The list has a heading for each line that begins with ##, and a line for each target that ends with ## and a text.
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z%0-9_-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Options of reproduce-... and sweep-...: BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2"
-	@echo "  LAUNCHER=slurm (WORKERS=4 JOBS=1 WAIT=0) OUT=results ARGS='any hydra override'."
+	@awk -F ':.*## ' '/^## / {printf "\n%s\n", substr($$0, 4)} \
+		/^[a-z%0-9_-]+:.*## / {sub(/%/, "NAME", $$1); printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@printf '\nTables and figures, in the place of NAME:\n'
+	@for claims in experiments/*/claims.yaml; do paper=$$(basename $$(dirname $$claims)); \
+		names=$$(sed -n -e '/^needs:/,/^$$/s/^  \([a-z0-9_]*\):.*/\1/p' -e '/^\(paper\|needs\|claims\):/d' \
+			-e 's/^\([a-z0-9_]*\):.*/\1/p' $$claims | sort -u | sed "s/^/$$paper-/; s/^cooijmans2016-//"); \
+		echo $$names | fold -s -w 110 | sed 's/^/  /'; done
+	@printf '\nOptions of reproduce-NAME, plan-NAME, status-NAME and sweep-gamma:\n'
+	@echo "  BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2 OUT=results ARGS='any hydra override'"
+	@echo "  LAUNCHER=slurm (WORKERS=4 JOBS=1 WAIT=0)"
 	@echo "  BNRNN_DATA: the folder of the datasets."
 
+## Begin here
 setup: $(STAMP)  ## install everything into .venv; the other targets do this when needed
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Installing torch and what else is needed into $(VENV): up to 2 GB, some minutes."
 	$(PYTHON3) -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,sweep]'
+	$(PYTHON) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,sweep]'
 	@touch $@
 
 quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes on a CPU, no download
@@ -56,6 +66,7 @@ quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes 
 	@echo "      make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 its first 2,500 updates (hours on two cores)"
 	@echo "      make help                                       everything else"
 
+## Tests of the code
 test: setup  ## run the test suite; needs no GPU and no network
 	$(PYTHON) -m pytest -n 2 -q
 
@@ -77,6 +88,7 @@ lint: setup  ## check the style of the code
 types: setup  ## check the types of the code
 	$(VENV)/bin/pyright
 
+## Tables, figures and their site
 check: setup  ## fail if a rendered table differs from the stored results
 	$(PYTHON) scripts/make_tables.py --check
 
@@ -92,6 +104,7 @@ site: setup  ## build a site of documents, claims and results in site/; needs no
 site-test: site  ## build the site and test it in Chromium, which must be installed (Debian: apt-get install chromium)
 	$(PYTHON) -m pytest -q -m browser tests/test_site.py
 
+## Data and speed
 data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, and verify them
 	$(PYTHON) -m bnrnn.prepare
 
@@ -105,6 +118,7 @@ running: setup  ## compare running with exact population statistics, for docs/la
 stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; half an hour
 	$(PYTHON) -m bnrnn.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)
 
+## Training
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml) for HOURS=3, JOBS=2 at a time
 	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) out_dir=$(OUT) $(ARGS)
 
@@ -112,10 +126,10 @@ status: setup  ## list the campaign's runs and those of submitted sweeps: finish
 	@$(PYTHON) -m bnrnn.campaign status out_dir=$(OUT) $(ARGS)
 	@$(PYTHON) -m bnrnn.cluster status out_dir=$(OUT)
 
-status-%: setup  ## list the runs of reproduce-%: finished, running, queued, begun or failed, and the time left
+status-%: setup  ## list the runs of reproduce-NAME: finished, running, queued, begun or failed, and the time left
 	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) -m bnrnn.cluster status experiment=$$recipe $(RUN); done
 
-plan-%: setup  ## list what reproduce-% would run, and how long it takes on this machine
+plan-%: setup  ## list what reproduce-NAME would run, and how long it takes on this machine
 	@set -e; $(RECIPES); test -n "$$recipes" || echo "$(key) trains nothing: make reproduce-$* takes minutes on a CPU"; \
 	for recipe in $$recipes; do $(PYTHON) -m bnrnn.plan experiment=$$recipe $(RUN); done
 
@@ -134,7 +148,7 @@ reproduce-%: setup
 	(set -e; $(RENDER)); rendered=$$?; test $$status = 0 || exit $$status; exit $$rendered
 endif
 
-render-%: setup  ## render what reproduce-% has trained
+render-%: setup  ## render what reproduce-NAME has trained
 	@set -e; $(RENDER)
 
 sweep-gamma: reproduce-fig6_pmnist  ## train on permuted MNIST with five initial gammas (Fig. 6)

@@ -120,6 +120,7 @@ def _train(
             data=data.description,
             config=record,
             records_sha256=log.sync(),
+            updates_per_epoch=data.num_batches("train", cfg.batch_size),
         )
         log.show("curves", state.update, lambda: _figures().curves(read_jsonl(run_dir / METRICS)))
         if trainer.captions:
