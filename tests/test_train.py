@@ -72,7 +72,7 @@ def test_a_result_says_what_it_is(tmp_path):
     stored = Result.read(tmp_path / "result.json")
     assert stored == result
     assert stored.status == "finished" and stored.updates == 6 and stored.best_update in (3, 6)
-    assert stored.updates_per_epoch == 19  # 1,200 images in batches of 64
+    assert stored.updates_per_epoch == 12  # 1,200 images in batches of 100
     assert set(stored.metrics) == {
         "valid/loss", "valid/accuracy", "test/loss", "test/accuracy",
         "test/loss_batch_statistics", "test/accuracy_batch_statistics",
