@@ -2,7 +2,6 @@
 
 import csv
 import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from bnrnn.data.captions import CaptionData, divide, load_features, pair
 from bnrnn.data.image_features import thumbnail
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_text, reading
+from bnrnn.files import read_text, reading, tar_members
 
 
 class Flickr8k(CaptionData):
@@ -43,11 +42,9 @@ def thumbnails(names: list[str], folder: Path) -> list[np.ndarray]:
     """
     found: dict[str, np.ndarray] = {}
     for path in sorted(folder.glob("*.tar")):
-        with reading(path, "fetch it again", "a .tar file of images"), tarfile.open(path) as archive:
-            for member in archive.getmembers():
-                name = Path(member.name).name
-                if name in names and (file := archive.extractfile(member)) is not None:
-                    found[name] = thumbnail(io.BytesIO(file.read()))
+        with reading(path, "fetch it again", "an archive of images"):
+            members = tar_members(path, lambda name: Path(name).name in names)
+            found |= {Path(name).name: thumbnail(io.BytesIO(content)) for name, content in members.items()}
     missing = [name for name in names if name not in found]
     if missing:
         raise BnrnnError(f"{missing[0]} is not in a .tar file of {folder}: put Flickr8k's images there")
