@@ -254,6 +254,7 @@ CORPORA: dict[str, Callable[[Path], Reader]] = {
     "Penn Treebank, words": partial(make_ptb, words=True), "text8": make_text8,
     "text8.zip": partial(make_text8, name="text8.zip"), "text8, beginning": partial(make_text8, name="text8-begin.gz"),
     "bAbI": make_babi, "IE-ER": make_ieer, "TIMIT": make_timit, "Kaldi": make_kaldi, "images": make_images,
-    "CNN questions, published": make_questions, "CNN questions, prepared": make_cnn, "COCO captions, prepared": make_coco, "COCO mini": make_coco_mini,
-    "Flickr8k": make_flickr8k, "Inception weights": make_inception,
+    "CNN questions, published": make_questions, "CNN questions, prepared": make_cnn,
+    "COCO captions, prepared": make_coco, "COCO mini": make_coco_mini, "Flickr8k": make_flickr8k,
+    "Inception weights": make_inception,
 }  # fmt: skip
