@@ -17,9 +17,9 @@ ARGS ?=
 # The results of a smoke run mean nothing, so they are not written to results/.
 OUT ?= $(if $(filter smoke,$(BUDGET)),outputs,results)
 RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) \
-	$(if $(SLURM),hydra.launcher.workers=$(WORKERS) hydra.launcher.jobs=$(JOBS),$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER),$(JOBLIB))) $(ARGS)
+	$(if $(SLURM),hydra.launcher.workers=$(WORKERS) hydra.launcher.jobs=$(JOBS),$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER))) $(ARGS)
 SLURM = $(filter slurm,$(LAUNCHER))
-JOBLIB = $(if $(filter-out 1,$(JOBS)),hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS))
+TRAIN = $(PYTHON) -m $(if $(LAUNCHER)$(filter 1,$(JOBS)),bnrnn.train,bnrnn.sweep jobs=$(JOBS))
 key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 
 # experiments/<paper>/claims.yaml lists the recipes and analyses of a table or figure.
@@ -133,12 +133,13 @@ plan-%: setup  ## list what reproduce-NAME would run, and how long it takes on t
 	@set -e; $(RECIPES); test -n "$$recipes" || echo "$(key) trains nothing: make reproduce-$* takes minutes on a CPU"; \
 	for recipe in $$recipes; do $(PYTHON) -m bnrnn.plan experiment=$$recipe $(RUN); done
 
+# Failed runs (exit status 3, or 1 of a cluster) do not keep the others from being rendered, and fail at the end.
 ifeq ($(SLURM),)
 reproduce-%: setup  ## train all runs of a table or figure: reproduce-table1, reproduce-laurent2015-fig2
-	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) -m bnrnn.train experiment=$$recipe $(RUN); done
-	@set -e; $(RENDER)
+	@status=0; $(RECIPES); for recipe in $$recipes; do $(TRAIN) experiment=$$recipe $(RUN) || status=$$?; \
+		test $$status = 0 -o $$status = 3 || exit $$status; done; \
+	(set -e; $(RENDER)); rendered=$$?; test $$status = 0 || exit $$status; exit $$rendered
 else
-# Failed runs (exit status 1) do not keep the finished ones from being rendered; they are the exit status at the end.
 reproduce-%: setup
 	@set -e; $(RECIPES); for recipe in $$recipes; do \
 		$(PYTHON) -m bnrnn.cluster submit wait=0 experiment=$$recipe $(RUN); done
