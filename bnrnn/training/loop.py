@@ -22,6 +22,8 @@ from bnrnn.training.optim import learning_rate
 from bnrnn.training.state import Clock, TrainState
 from bnrnn.training.stop import Interrupted, Stop
 
+IMAGES = 100  # that are captioned at once: more would need much memory, and a stop would wait for all of them
+
 
 def outputs(model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the logits and targets of each batch. A batch with `carried` starts from the last state of the previous."""
@@ -232,9 +234,13 @@ class Trainer:
         if references is None:
             return {}
         model: Any = self.model
+        self.captions = {}
+        parts = references.features.split(IMAGES)
         with self._measuring():
-            generated = model.generate(references.features.to(self.device))
-        self.captions = {suffix: [references.spell(ids) for ids in found] for suffix, found in generated.items()}
+            for features in self.log.track(parts, len(parts), "generating captions"):
+                self.stop.check()
+                for suffix, found in model.generate(features.to(self.device)).items():
+                    self.captions.setdefault(suffix, []).extend(references.spell(ids) for ids in found)
         return {
             f"test/{name}{suffix}": value
             for suffix, captions in self.captions.items()
