@@ -30,7 +30,7 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py;) \
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
-.PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare site site-test data bench running
+.PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare site site-test data doctor bench running
 .PHONY: stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
@@ -107,6 +107,9 @@ site-test: site  ## build the site and test it in Chromium, which must be instal
 ## Data and speed
 data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, and verify them
 	$(PYTHON) -m bnrnn.prepare
+
+doctor: setup  ## tell in a minute what works here: engines, GPU, data, programs, disk, locks (DEVICE=auto)
+	$(PYTHON) -m bnrnn.doctor --device $(DEVICE) --out-dir $(OUT)
 
 bench: setup  ## time the layers, nn.LSTM and a Python loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)

@@ -24,6 +24,10 @@ def cluster() -> None:
     _run("cluster")
 
 
+def doctor() -> None:
+    _run("doctor")
+
+
 def prepare() -> None:
     _run("prepare")
 

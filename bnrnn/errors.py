@@ -13,6 +13,10 @@ class BnrnnError(ValueError):
     """Bad input, data or configuration. The message names the file or key, what was expected and what to do."""
 
 
+class MissingData(BnrnnError):
+    """A dataset, or a part of it, is not there. The message says how to get it."""
+
+
 def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
     """The error if a user can correct it, or None if it is a bug.
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from bnrnn.data.cloze import SPECIAL, Cloze, Text, encode, tokens
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import reading, tar_members
 
 URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
@@ -40,7 +40,7 @@ def load_babi(data_dir: Path, task: int) -> dict[str, list[Text]]:
         raise BnrnnError(f"data.task is {task}, expected one of bAbI's tasks, 1 to 20")
     found = [path for name in ("babi/*", "cnn_qa/standins/babi*") for path in sorted(data_dir.glob(f"{name}.tar.gz"))]
     if not found:
-        raise BnrnnError(
+        raise MissingData(
             f"{data_dir / 'babi'} has no .tar.gz: put the archive of bAbI there ({URL}), or set BNRNN_DATA to the "
             "folder that holds babi/"
         )

@@ -32,7 +32,7 @@ from bnrnn.data.base import sha256
 from bnrnn.data.cloze import NUM, SPECIAL, UNK, Text, is_number, most_relevant
 from bnrnn.data.cnn_qa import COMMAND, VERSION, load_questions
 from bnrnn.data.prepared import digest, read_parts, save_prepared
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import atomic_write, read_bytes
 from bnrnn.processes import children_end_too
 
@@ -81,7 +81,7 @@ def prepare_cnn_qa(
         print(f"{folder / 'prepared'}: complete")
         return
     if files is None or sources is None:
-        raise BnrnnError(f"{folder / 'prepared'} is missing: run {COMMAND}")
+        raise MissingData(f"{folder / 'prepared'} is missing: run {COMMAND}")
     words = _read(files, folder, most_skipped, num_proc)
     save_prepared(folder / "prepared", _encode(words, folder / "parts", num_proc), VERSION, sources)
     shutil.rmtree(folder / "parts")

@@ -10,7 +10,7 @@ from bnrnn.data.base import sha256
 from bnrnn.data.captions import ArrowFeatures, CaptionData, Image, divide, load_annotations
 from bnrnn.data.image_features import extract, inception_v3
 from bnrnn.data.prepared import load_prepared, save_prepared
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import read_bytes
 
 COMMAND = "`python -m bnrnn.prepare coco_captions --weights FILE --year YEAR --data-dir DIR`"
@@ -74,7 +74,7 @@ def prepare_coco_captions(
     }
     missing = next((name for name in captions if not (folder / name).exists()), None)
     if missing is not None:
-        raise BnrnnError(f"{folder / missing} is missing: unpack COCO's images there")
+        raise MissingData(f"{folder / missing} is missing: unpack COCO's images there")
     made_by = "Inception_v3" if network is None else type(network).__name__
     network = inception_v3(weights) if network is None else network
     features = extract([folder / name for name in captions], network, folder / "parts", made_by, num_proc)
@@ -92,7 +92,7 @@ def _annotations(folder: Path, year: int) -> list[Path]:
     paths = [folder / "annotations" / f"captions_{split}{year}.json" for split in SPLITS]
     missing = next((path for path in paths if not path.exists()), None)
     if missing is not None:
-        raise BnrnnError(f"{missing} is missing: unpack COCO's annotations there, or set BNRNN_DATA")
+        raise MissingData(f"{missing} is missing: unpack COCO's annotations there, or set BNRNN_DATA")
     return paths
 
 

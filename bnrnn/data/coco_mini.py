@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from bnrnn.data.captions import CaptionData, divide, load_annotations, load_features, pair
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import MissingData
 
 
 class CocoMini(CaptionData):
@@ -19,7 +19,7 @@ class CocoMini(CaptionData):
         folder = Path(data_dir, "coco")
         files = sorted(folder.glob("*.npz"))
         if not files:
-            raise BnrnnError(f"{folder} has no .npz with features: set BNRNN_DATA to the folder that holds coco/")
+            raise MissingData(f"{folder} has no .npz with features: set BNRNN_DATA to the folder that holds coco/")
         loaded = [load_features(path) for path in files]
         names = [name for of_file, _ in loaded for name in of_file]
         captions = {k: v for path in sorted(folder.glob("captions_*.json")) for k, v in load_annotations(path).items()}

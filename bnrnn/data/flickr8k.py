@@ -8,7 +8,7 @@ import numpy as np
 
 from bnrnn.data.captions import CaptionData, divide, load_features, pair
 from bnrnn.data.image_features import thumbnail
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import read_text, reading, tar_members
 
 
@@ -70,7 +70,7 @@ def load_captions(path: Path) -> dict[str, list[str]]:
 def _only(folder: Path, pattern: str) -> Path:
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
-        raise BnrnnError(
+        raise MissingData(
             f"{folder} has {len(found)} files {pattern}, expected 1: put the file of Flickr8k there, or set BNRNN_DATA "
             "to the folder that holds flickr8k/"
         )

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from bnrnn.data.cloze import SPECIAL, Cloze, Text, encode, most_relevant, sentences, tokens
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import reading, zip_members
 
 URL = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/ieer.zip"
@@ -61,7 +61,7 @@ def load_ieer(data_dir: Path) -> list[tuple[str, str]]:
     """The (headline, text) of every document, with the markup. Raises BnrnnError if the file is missing or damaged."""
     found = [path for path in (data_dir / "ieer/ieer.zip", data_dir / "cnn_qa/standins/ieer.zip") if path.exists()]
     if not found:
-        raise BnrnnError(
+        raise MissingData(
             f"{data_dir / 'ieer/ieer.zip'} is missing: put it there ({URL}), or set BNRNN_DATA to the folder with it"
         )
     with reading(found[0], f"fetch it again from {URL}"):

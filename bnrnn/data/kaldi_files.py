@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import check_listed, opened, read_text, reading
 
 REMEDY = "write it again with Kaldi"
@@ -31,7 +31,7 @@ def library() -> ModuleType:
 def load_table(path: Path) -> dict[str, str]:
     """Read lines of a key and a value. Raises BnrnnError for an empty file, a malformed line or a repeated key."""
     if not path.exists():
-        raise BnrnnError(
+        raise MissingData(
             f"{path} is missing: write it with Kaldi (docs/data.md), or set BNRNN_DATA to the folder of your datasets"
         )
     found: dict[str, str] = {}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bnrnn.data.base import PixelSequences, sha256
 from bnrnn.data.download import fetch
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import read_bytes
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
@@ -92,7 +92,7 @@ def _read_idx(data_dir: Path, name: str) -> bytes:
     folder = data_dir / "mnist"
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
     if path is None:
-        raise BnrnnError(
+        raise MissingData(
             f"{folder / name}.gz is missing: run `make data` (or `python -m bnrnn.prepare mnist "
             f"--data-dir {data_dir}`), or set BNRNN_DATA to the folder that holds mnist/"
         )

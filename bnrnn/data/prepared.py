@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from bnrnn.data.base import sha256
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import read_json, write_json
 from bnrnn.processes import children_end_too
 
@@ -102,7 +102,7 @@ def load_prepared(
     from datasets import DatasetDict
 
     if not folder.exists():
-        raise BnrnnError(f"{folder} is missing: run {command}, or set BNRNN_DATA to the folder of your datasets")
+        raise MissingData(f"{folder} is missing: run {command}, or set BNRNN_DATA to the folder of your datasets")
     try:
         content = read_json(folder / CHECKSUMS, "")
         known: dict[str, Any] = {

@@ -10,7 +10,7 @@ from jaxtyping import UInt8
 
 from bnrnn.data.download import fetch
 from bnrnn.data.language import CHUNK, Segments, check_symbols, render_sizes
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import atomic_write, check_listed, reading, whole_zip
 
 URL = "http://mattmahoney.net/dc/text8.zip"
@@ -84,7 +84,7 @@ def _find(folder: Path, prefix: bool, remedy: str) -> Path:
     packed = sorted(folder.glob("text8*.gz"))
     chosen = packed or plain if prefix else plain or packed
     if not chosen:
-        raise BnrnnError(f"{folder / 'text8'} is missing: {remedy}, or set BNRNN_DATA to the folder that holds text8/")
+        raise MissingData(f"{folder / 'text8'} is missing: {remedy}, or set BNRNN_DATA to the folder that holds text8/")
     if len(chosen) > 1:
         raise BnrnnError(f"{folder} has {', '.join(path.name for path in chosen)}, expected a single text8*.gz")
     return chosen[0]
@@ -106,7 +106,7 @@ def _open(path: Path, remedy: str) -> UInt8[np.ndarray, " _"]:
 def _check_whole(source: str, text: UInt8[np.ndarray, " _"], remedy: str) -> None:
     if len(text) != SIZE:
         found = f"more than {SIZE:,}" if len(text) > SIZE else f"{len(text):,}"
-        raise BnrnnError(f"{source} is not all of text8: it has {found} bytes, expected {SIZE:,}: {remedy}")
+        raise MissingData(f"{source} is not all of text8: it has {found} bytes, expected {SIZE:,}: {remedy}")
     crc32 = 0
     for start in range(0, SIZE, CHUNK):
         crc32 = zlib.crc32(text[start : start + CHUNK].data, crc32)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from bnrnn.data.frames import FrameData, Utterance
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import reading, tar_members
 
 URL = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/timit.zip"
@@ -70,7 +70,7 @@ def load_archive(folder: Path) -> tuple[Path, dict[str, bytes]]:
     """The path of the archive, and the content of its .wav and .phn files by `<speaker>/<sentence>.<ending>`."""
     found = sorted(folder.glob("timit*.tar.gz"))
     if not found:
-        raise BnrnnError(
+        raise MissingData(
             f"{folder} has no timit*.tar.gz: put the sample there ({URL}), or set BNRNN_DATA to the folder that holds "
             "speech/"
         )
