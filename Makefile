@@ -31,7 +31,7 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
 .PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare site site-test data doctor bench running
-.PHONY: stress campaign status sweep-gamma
+.PHONY: stress gpu-evidence wheels campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 # The list has a heading for each line that begins with ##, and a line for each target that ends with ## and a text.
@@ -122,6 +122,19 @@ stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; 
 	$(PYTHON) -m bnrnn.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)
 
 ## Training
+# Without a package index: put the wheels there that `make wheels` has downloaded elsewhere. Torch is the machine's own.
+OFFLINE = PYTHONPATH=.offline:. $(PYTHON3)
+EVIDENCE = -m bnrnn.evidence hours=$(HOURS) device=$(if $(filter auto,$(DEVICE)),cuda,$(DEVICE)) out_dir=evidence $(ARGS)
+
+gpu-evidence:  ## for half an hour with a GPU: doctor, benchmark and the most valuable runs, into evidence/ (HOURS=0.5)
+	@if [ -d wheels ]; then \
+		$(PYTHON3) -m pip install --quiet --no-index --no-deps --target .offline --upgrade wheels/*.whl && \
+		$(OFFLINE) $(EVIDENCE); \
+	else $(MAKE) setup && $(PYTHON) $(EVIDENCE); fi
+
+wheels: setup  ## download into wheels/ what a machine without a package index needs for gpu-evidence (its Python: 3.12)
+	$(PYTHON) scripts/wheels.py wheels $(if $(PYTHON_VERSION),--python $(PYTHON_VERSION))
+
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml) for HOURS=3, JOBS=2 at a time
 	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) out_dir=$(OUT) $(ARGS)
 
