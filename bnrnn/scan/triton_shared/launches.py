@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bnrnn.scan.native.build import plain
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run in Python, on CPU tensors
 CHUNKS = (128, 32, 8, 1)  # numbers of steps of the graphs
 MAX_FORMS = 64  # so many are remembered; the one that was not used for longest is forgotten first
@@ -108,8 +110,7 @@ def upload(values: list[int], to: Tensor) -> None:
     to.copy_(given, non_blocking=True)
 
 
-def ready(tensor: Tensor | None) -> Tensor | None:
+def ready(tensor: Tensor) -> Tensor:
     """The tensor as kernels read it: contiguous, at a multiple of 16 bytes. Copied only if it is not so."""
-    if tensor is None or (tensor.is_contiguous() and tensor.data_ptr() % 16 == 0):
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    tensor = plain(tensor)
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()

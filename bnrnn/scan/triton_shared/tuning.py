@@ -74,24 +74,16 @@ def tile_of(B: int) -> int:
 
 def by_rule(size: Size) -> Division:
     """A division with which a tile fits into the registers, and its product into shared memory."""
-    num_warps = 4 if size.tile <= 64 else 8 if size.tile <= 256 else 16
-    units = _fitting(size, 8 if size.units >= 512 else 16, num_warps)
+    units = 8 if size.units >= 512 or size.tile >= 256 else 16
+    most = 32 * (32 if size.name.endswith("forward") else 16)  # elements of a tile that a warp has
+    num_warps = min(16, max(4, size.tile * size.gates * units // most))
+    while size.tile * size.gates * units > most * num_warps and units > 1:
+        units //= 2
+    # cuBLAS reads the left factor less often than the programs would. The limit is estimated from bandwidths; on a GPU
+    # both are measured.
+    fused = units >= 8 and size.tile * size.depth <= 2**17
     deep = size.tile <= 128 and size.precision != "float32"  # float32 has no tensor cores: their code is unrolled
-    return Division(fused=_fusible(size, units), units=units, depth=64 if deep else 32, num_warps=num_warps,
-                    num_stages=3 if size.tile <= 128 else 2)  # fmt: skip
-
-
-def _fusible(size: Size, units: int) -> bool:
-    """Whether the programs of a step may read the left factor from the second-level cache as often as they do.
-
-    Estimated from bandwidths, to be replaced by a measurement: above, cuBLAS reads it less often.
-    """
-    return units >= 8 and size.tile * size.depth <= 2**17
-
-
-def _fitting(size: Size, units: int, num_warps: int) -> int:
-    """At most `units`, so that a thread has no more than 32 elements of each tile."""
-    return max(1, min(units, 2 ** int(math.log2(max(1, 1024 * num_warps // (size.tile * size.gates))))))
+    return Division(fused, units, 64 if deep else 32, num_warps, num_stages=3 if size.tile <= 128 else 2)
 
 
 def candidates(size: Size, processors: int) -> Iterator[Division]:
