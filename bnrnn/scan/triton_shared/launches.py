@@ -11,6 +11,7 @@ entry of the table, the clock, is the step at which the next graph begins.
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class Launches:
     ) -> None:
         self.entries, self.step, self.direction, self.fixed = entries, step, direction, fixed
         self.table = torch.zeros(len(entries), dtype=torch.int64, device=device)
+        self.captures = device.type == "cuda"
         self.runs, self.graphs = 0, dict[int, Any]()
 
     def run(self, num_steps: int, values: dict[str, int | Tensor | None]) -> None:
@@ -60,27 +62,28 @@ class Launches:
         values = values | self.fixed
         given = [values.get(name) for name in self.entries]
         upload([v.data_ptr() if isinstance(v, Tensor) else v or 0 for v in given], self.table)
-        on_gpu = self.table.is_cuda
-        replay = on_gpu and self.runs > 0 and not torch.cuda.is_current_stream_capturing()
+        replay = self.captures and self.runs > 0 and not torch.cuda.is_current_stream_capturing()
         self.runs += 1
         for size in chunks(num_steps):
-            if replay:
-                self._graph(size).replay()
-            else:
+            if not replay:
                 self._launch(size)
+                continue
+            if size not in self.graphs:
+                self.graphs[size] = captured(partial(self._launch, size))
+            self.graphs[size].replay()
 
     def _launch(self, size: int) -> None:
         for offset in range(size):
             self.step(self.table, offset)
         self.table[:1] += self.direction * size
 
-    def _graph(self, size: int) -> Any:
-        if size not in self.graphs:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._launch(size)
-            self.graphs[size] = graph
-        return self.graphs[size]
+
+def captured(run: Callable[[], None]) -> Any:
+    """A CUDA graph of what `run` launches."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+    return graph
 
 
 def launches(key: Hashable, make: Callable[[], Launches]) -> Launches:

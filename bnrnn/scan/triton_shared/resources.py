@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 ARCHITECTURES = (80, 90, 100)  # A100, H100 and H200, B200
 MOST_SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # bytes of shared memory that a program can have
-TYPES = {"table": "*i64", "offset": "i32", "eps": "fp32"}
+TYPES = {"table": "*i64", "offset": "i32", "d": "i32", "eps": "fp32"}
 
 
 @dataclass(frozen=True)
