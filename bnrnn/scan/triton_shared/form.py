@@ -7,7 +7,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from bnrnn.scan.triton_shared.launches import INTERPRETED, upload
+from bnrnn.scan.transfer import to_device
+from bnrnn.scan.triton_shared.launches import INTERPRETED
 from bnrnn.scan.triton_shared.tuning import Size, tile_of
 
 LOW = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -67,6 +68,4 @@ def options(
 
 def sizes(batch_sizes: list[int], device: torch.device) -> Tensor:
     """batch_sizes, followed by 0, as kernels read them."""
-    running = torch.empty(len(batch_sizes) + 1, dtype=torch.int32, device=device)
-    upload([*batch_sizes, 0], running)
-    return running
+    return to_device(torch.tensor([*batch_sizes, 0], dtype=torch.int32), device)

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from bnrnn.scan.native.build import plain
+from bnrnn.scan.transfer import to_device
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run in Python, on CPU tensors
 CHUNKS = (128, 32, 8, 1)  # numbers of steps of the graphs
 MAX_FORMS = 64  # so many are remembered; the one that was not used for longest is forgotten first
 
 _known: OrderedDict[Hashable, "Launches"] = OrderedDict()
-_captured_from: list[Tensor] = []  # memory from which a CUDA graph of the caller copies whenever it runs
 
 
 class Launches:
@@ -61,7 +61,8 @@ class Launches:
         """
         values = values | self.fixed
         given = [values.get(name) for name in self.entries]
-        upload([v.data_ptr() if isinstance(v, Tensor) else v or 0 for v in given], self.table)
+        numbers = torch.tensor([v.data_ptr() if isinstance(v, Tensor) else v or 0 for v in given])
+        self.table.copy_(to_device(numbers, self.table.device))
         replay = self.captures and self.runs > 0 and not torch.cuda.is_current_stream_capturing()
         self.runs += 1
         for size in chunks(num_steps):
@@ -103,14 +104,6 @@ def chunks(num_steps: int) -> Iterator[int]:
     for size in CHUNKS:
         yield from [size] * (num_steps // size)
         num_steps %= size
-
-
-def upload(values: list[int], to: Tensor) -> None:
-    """Copy a list into a tensor. A GPU copies it when its turn comes: the program does not wait."""
-    given = torch.tensor(values, dtype=to.dtype, pin_memory=to.is_cuda)
-    if to.is_cuda and torch.cuda.is_current_stream_capturing():
-        _captured_from.append(given)
-    to.copy_(given, non_blocking=True)
 
 
 def ready(tensor: Tensor) -> Tensor:
