@@ -53,6 +53,20 @@ def test_it_agrees_with_the_reference(case):
     assert_agrees("triton", case)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [problem(3, 6, 5), problem(3, 6, 5, NONE, batch_sizes=[5, 4, 1]), problem(2, 5, 3, population=True)],
+    ids=lambda case: "",
+)
+def test_one_kernel_for_the_whole_sequence_agrees_too(case, monkeypatch):
+    """The interpreter runs programs one after the other, so that there must be only one for each replica."""
+    rule = tuning.by_rule
+    monkeypatch.setattr(tuning, "by_rule", lambda size: replace(rule(size), persistent=True))
+    for _ in range(2):  # counters begin at 0 again
+        assert_agrees("triton", case)
+    assert all(of_form.persistent for of_form in launches._known.values())
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_the_memory_of_x_is_used_only_if_it_may_be_overwritten(overwrite):
     args = problem(2, 5, 3)

@@ -7,7 +7,8 @@ Signature and equations are those of fused.py. Products use TF32 if torch allows
 All arrays begin with the axis of replicas, then time. triton_kernels.py lists them.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,9 @@ from torch import Tensor
 from bnrnn.scan.arguments import only_once
 from bnrnn.scan.lstm.fused import PARAMETERS
 from bnrnn.scan.lstm.reference import Statistics
-from bnrnn.scan.lstm.triton_kernels import ENTRIES, backward_step, forward_step
+from bnrnn.scan.lstm.triton_kernels import ENTRIES, backward_sequence, backward_step, forward_sequence, forward_step
 from bnrnn.scan.triton_shared import form, tuning
-from bnrnn.scan.triton_shared.launches import Launches, launches, ready
+from bnrnn.scan.triton_shared.launches import INTERPRETED, Launches, launches, ready
 from bnrnn.scan.triton_shared.tuning import Division, microseconds
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Steps:
         key = (of, direction, division, None if division.fused else B)
         of_form = launches(key, partial(_launches, of, B, direction, division))
         weight = a["weight"].to(of.low)
+        if division.persistent:
+            of_form.fixed["arrived"].zero_()
         if division.fused:
             weight = weight if forward else weight.transpose(1, 2).contiguous()
         else:
@@ -73,18 +76,28 @@ def _launches(of: Form, B: int, direction: str, division: Division) -> Launches:
     R, H = of.num_replicas, of.hidden_size
     forward = direction == "forward"
     constants = of.constants() | division.constants() | ({"KEEP": of.keep} if forward else {})
-    kernel, grid = forward_step if forward else backward_step, (triton.cdiv(H, division.units), R)
-    fixed: dict[str, Tensor] = {}
+    grid, fixed = (triton.cdiv(H, division.units), R), {}
+    if division.persistent:
+        sequence = (forward_sequence if forward else backward_sequence)[grid]
+        fixed["arrived"] = torch.zeros(R, dtype=torch.int32, device=of.device)
+        # The driver refuses a cooperative launch whose programs cannot all be resident.
+        together = {} if INTERPRETED else {"launch_cooperative_grid": True}
+
+        def steps(table: Tensor, _: int) -> None:
+            sequence(table, of.eps, **constants, **together)
+
+        return Launches(of.device, ENTRIES, steps, 1 if forward else -1, fixed, persistent=True)
+    kernel = (forward_step if forward else backward_step)[grid]
     if not division.fused:
         shapes = {"weight": (R, 4 * H, H), "state": (R, B, H if forward else 4 * H),
                   "product": (R, B, 4 * H if forward else H)}  # fmt: skip
         fixed = {name: torch.empty(shape, dtype=of.low, device=of.device) for name, shape in shapes.items()}
 
     def step(table: Tensor, offset: int) -> None:
-        if fixed:
+        if not division.fused:
             weight = fixed["weight"]
             torch.bmm(fixed["state"], weight.transpose(1, 2) if forward else weight, out=fixed["product"])
-        kernel[grid](table, offset, of.eps, **constants)
+        kernel(table, offset, of.eps, **constants)
 
     return Launches(of.device, ENTRIES, step, 1 if forward else -1, fixed)
 
@@ -193,20 +206,35 @@ def _arrays(
 
 
 def _measure(of: Form, T: int, B: int, direction: str, division: Division) -> float:
-    """Microseconds of a step with this division, on random data."""
-    R, T, H = of.num_replicas, min(T, 32), of.hidden_size
+    """Microseconds of a step with this division, on random data; infinity for a persistent kernel that errs."""
+    T = min(T, 32)
+    steps = _trial(of, T, B)
+    if division.persistent:
+        expected = _trial(of, T, B)
+        expected.run(direction, replace(division, persistent=False))
+        steps.run(direction, division)
+        results = ("h", "c") if direction == "forward" else ("dc", "u")
+        if not all(torch.allclose(steps.arrays[n], expected.arrays[n], 1e-3, 1e-4) for n in results):
+            return math.inf
+    return microseconds(partial(steps.run, direction, division)) / T
 
+
+def _trial(of: Form, T: int, B: int) -> Steps:
+    """Steps on random data, the same at every call."""
+    R, H = of.num_replicas, of.hidden_size
     generator = torch.Generator(of.device).manual_seed(0)  # not the one that a training draws from
 
     def draw(*shape: int) -> Tensor:
         return 0.1 * torch.randn(shape, device=of.device, generator=generator)
 
-    given = {name: draw(R, H if name.endswith("_c") else 4 * H) for name in of.given}
+    given = {name: draw(R, H if name.endswith("_c") else 4 * H) if name in of.given else None for name in PARAMETERS}
     population = None if of.batch else Statistics(*(draw(R, T, n).abs() for n in (4 * H,) * 4 + (H,) * 2))
-    given = {name: given.get(name) for name in PARAMETERS}
     arrays = _arrays(of, draw(R, T, B, 4 * H), draw(R, B, H), draw(R, B, H), draw(R, 4 * H, H), given, population,
                      [B] * T if of.padded else None, True)  # fmt: skip
+    if of.keep:  # what the forward pass would have left
+        arrays["u"].copy_(draw(R, T, B, 4 * H))
+        arrays["c"].copy_(draw(R, T + 1, B, H))
+        for name in set(arrays).intersection(Statistics._fields):
+            arrays[name].copy_(draw(*arrays[name].shape).abs())
     arrays |= {f"d{name}": torch.zeros_like(p) for name, p in given.items() if p is not None}
-    arrays |= {"dy": draw(R, T, B, H), "dc": draw(R, B, H), "dh": draw(R, B, H)}
-    steps = Steps(of, arrays)
-    return microseconds(partial(steps.run, direction, division)) / T
+    return Steps(of, arrays | {"dy": draw(R, T, B, H), "dc": draw(R, B, H), "dh": draw(R, B, H)})

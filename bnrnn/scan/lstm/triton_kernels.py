@@ -10,6 +10,7 @@ The arrays of a scan, by the entries of the table that has their addresses. T, B
     c (R, T + 1, B, H), or (R, 2, B, H) without KEEP: steps take turns
     weight (R, 4H, H), for the backward pass (R, H, 4H), in the precision of products
     state, product: without FUSED, the left factor of the next product, and the product, in that precision
+    arrived (R): the number of programs that have computed their steps, in the kernels of whole sequences; 0 at first
     dh, dc (R, B, H); parameters and their gradients (R, 4H) or (R, H); statistics (R, T, 4H) or (R, T, H)
 """
 
@@ -19,7 +20,7 @@ import triton
 import triton.language as tl
 
 from bnrnn.scan.triton_shared.blocks import BATCH_SIZE, CLOCK, RUNNING, STEPS, add, address, gate_columns, join_gates
-from bnrnn.scan.triton_shared.blocks import normalized, product, split_gates, tanh, through_norm, vector
+from bnrnn.scan.triton_shared.blocks import normalized, product, split_gates, tanh, through_norm, vector, wait_for_all
 
 ENTRIES = ("clock", "steps", "batch_size", "running", "x", "normal_x", "u", "c", "h", "weight", "state", "product",
            "gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c", "mean_ih", "var_ih", "mean_hh", "var_hh", "mean_c",
@@ -228,3 +229,38 @@ def backward_step(table, offset, eps, H: tl.constexpr, J: tl.constexpr, TILE: tl
     """
     _backward(table, tl.load(table + CLOCK) - offset, eps, H, J, TILE, K, IH, HH, SHIFTED, CELL, CELL_SHIFTED, BATCH,
               PADDED, ALL_COUNT, FUSED, LOW, WIDEN, PRECISION)  # fmt: skip
+
+
+@no_type_check
+@triton.jit
+def forward_sequence(table, eps, H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr,
+                     IH: tl.constexpr, HH: tl.constexpr, SHIFTED: tl.constexpr, CELL: tl.constexpr,
+                     CELL_SHIFTED: tl.constexpr, BATCH: tl.constexpr, PADDED: tl.constexpr, ALL_COUNT: tl.constexpr,
+                     KEEP: tl.constexpr, FUSED: tl.constexpr, LOW: tl.constexpr, WIDEN: tl.constexpr,
+                     PRECISION: tl.constexpr):  # fmt: skip
+    """`forward_step` for all steps. The programs of a replica wait for each other after each: all must be resident."""
+    arrived, t, T = address(table, ARRIVED, tl.int32) + tl.program_id(1), tl.load(table + CLOCK), tl.load(table + STEPS)
+    passed = tl.num_programs(0)
+    while t < T:
+        _forward(table, t, eps, H, J, TILE, K, IH, HH, SHIFTED, CELL, CELL_SHIFTED, BATCH, PADDED, ALL_COUNT, KEEP,
+                 FUSED, LOW, WIDEN, PRECISION)  # fmt: skip
+        wait_for_all(arrived, passed)
+        passed += tl.num_programs(0)
+        t += 1
+
+
+@no_type_check
+@triton.jit
+def backward_sequence(table, eps, H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr,
+                      IH: tl.constexpr, HH: tl.constexpr, SHIFTED: tl.constexpr, CELL: tl.constexpr,
+                      CELL_SHIFTED: tl.constexpr, BATCH: tl.constexpr, PADDED: tl.constexpr, ALL_COUNT: tl.constexpr,
+                      FUSED: tl.constexpr, LOW: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """`backward_step` for all steps, as in `forward_sequence`."""
+    arrived, t = address(table, ARRIVED, tl.int32) + tl.program_id(1), tl.load(table + CLOCK)
+    passed = tl.num_programs(0)
+    while t >= 0:
+        _backward(table, t, eps, H, J, TILE, K, IH, HH, SHIFTED, CELL, CELL_SHIFTED, BATCH, PADDED, ALL_COUNT, FUSED,
+                  LOW, WIDEN, PRECISION)  # fmt: skip
+        wait_for_all(arrived, passed)
+        passed += tl.num_programs(0)
+        t -= 1

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 CLOCK, STEPS, BATCH_SIZE, RUNNING = (tl.constexpr(i) for i in range(4))
+MOST_SPINS = tl.constexpr(2**20)  # about a second: a barrier that was not passed by then is a fault
 
 
 @no_type_check
@@ -147,3 +148,19 @@ def through_norm(d, total, v, mask, count, gamma, dgamma, variances, columns, va
     if BATCH:
         d = d - (total / count)[None, :] - v * (total_v / count)[None, :]
     return tl.where(mask, scale[None, :] * d, 0.0)
+
+
+@no_type_check
+@triton.jit
+def wait_for_all(arrived, target):
+    """Wait until the programs that share a counter have arrived `target` times together; all must be running.
+
+    What they stored before is then visible to this program.
+    """
+    tl.debug_barrier()  # all threads of this program have stored
+    seen = tl.atomic_add(arrived, 1) + 1
+    spins = 0
+    while (seen < target) & (spins < MOST_SPINS):
+        seen = tl.atomic_add(arrived, 0)
+        spins += 1
+    tl.debug_barrier()

@@ -33,6 +33,7 @@ class Launches:
     Args:
         entries: names of the entries of the table.
         step: launches step number `offset` of a chunk, given (table, offset).
+        persistent: whether `step` launches one kernel that computes all steps.
         direction: 1 if steps go forward in time, -1 if backward.
         fixed: memory that the graphs use whatever the scan, by name of its entry.
     """
@@ -44,10 +45,11 @@ class Launches:
         step: Callable[[Tensor, int], None],
         direction: int,
         fixed: dict[str, Tensor],
+        persistent: bool = False,
     ) -> None:
         self.entries, self.step, self.direction, self.fixed = entries, step, direction, fixed
         self.table = torch.zeros(len(entries), dtype=torch.int64, device=device)
-        self.captures = device.type == "cuda"
+        self.captures, self.persistent = device.type == "cuda", persistent
         self.runs, self.graphs = 0, dict[int, Any]()
 
     def run(self, num_steps: int, values: dict[str, int | Tensor | None]) -> None:
@@ -63,6 +65,8 @@ class Launches:
         given = [values.get(name) for name in self.entries]
         numbers = torch.tensor([v.data_ptr() if isinstance(v, Tensor) else v or 0 for v in given])
         self.table.copy_(to_device(numbers, self.table.device))
+        if self.persistent:
+            return self.step(self.table, 0)
         replay = self.captures and self.runs > 0 and not torch.cuda.is_current_stream_capturing()
         self.runs += 1
         for size in chunks(num_steps):

@@ -19,6 +19,7 @@ from bnrnn.files import write_json
 
 LOG = logging.getLogger("bnrnn")
 ROUNDS = 3  # of a measurement; the least time counts
+PERSISTENT = ("lstm forward", "lstm backward")  # sizes that have a kernel for whole sequences
 GAIN = 0.97  # a candidate replaces the rule's choice if it takes at most so much of its time
 
 
@@ -101,9 +102,6 @@ def candidates(size: Size, processors: int) -> Iterator[Division]:
         if other not in seen and other.num_warps <= 16 and (resident or not other.persistent):
             seen.add(other)
             yield other
-
-
-PERSISTENT: set[str] = set()  # names of sizes whose recurrence has a persistent kernel
 
 
 def division(size: Size, device: torch.device, measure: Callable[[Division], float]) -> Division:
