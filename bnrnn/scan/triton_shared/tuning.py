@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import triton
-from triton.runtime.errors import OutOfResources
+from triton.runtime.errors import TritonError
 
 from bnrnn.files import write_json
 
@@ -108,7 +108,7 @@ def division(size: Size, device: torch.device, measure: Callable[[Division], flo
     """The division of a step: by the rule on a CPU and within a caller's graph, else measured once and stored.
 
     Args:
-        measure: runs steps with a division and returns their time, or infinity if it does not fit the device.
+        measure: runs steps with a division and returns their time; infinity if they err.
     """
     if device.type != "cuda" or os.environ.get("BNRNN_TUNE") == "0":
         return by_rule(size)
@@ -121,18 +121,15 @@ def division(size: Size, device: torch.device, measure: Callable[[Division], flo
 
 
 def microseconds(run: Callable[[], None]) -> float:
-    """The least time of a run on a GPU, the first two of which compile and capture; infinity if it does not fit."""
+    """The least time of a run on a GPU. The first two, which compile and capture, do not count."""
     times = []
-    try:
-        for _ in range(2 + ROUNDS):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            times.append(1000 * start.elapsed_time(end))
-    except OutOfResources:
-        return math.inf
+    for _ in range(2 + ROUNDS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(1000 * start.elapsed_time(end))
     return min(times[2:])
 
 
@@ -144,18 +141,28 @@ def stored(size: Size, name: str, processors: int, measure: Callable[[Division],
     path, key = _path(name), repr(size)
     known = _read(path)
     if key in known:
-        return Division(**known[key])
-    times = {candidate: measure(candidate) for candidate in candidates(size, processors)}
+        return known[key]
+    times = {candidate: _time(measure, candidate) for candidate in candidates(size, processors)}
     best, rule = min(times, key=times.__getitem__), next(iter(times))
     if times[best] > GAIN * times[rule]:
         best = rule
     LOG.info("%s: %s", key, ", ".join(f"{d} {time:.1f} us" for d, time in times.items()))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {**_read(path), key: asdict(best)})  # another process may have added its own
+        others = _read(path)  # again: another process may have added its own
+        write_json(path, {name: asdict(division) for name, division in {**others, key: best}.items()})
     except OSError as error:
         LOG.warning("%s cannot be written (%s): the GPU's kernels are measured again in each process.", path, error)
     return best
+
+
+def _time(measure: Callable[[Division], float], candidate: Division) -> float:
+    """The time of a candidate; infinity if it needs more registers, memory or multiprocessors than the device has."""
+    try:
+        return measure(candidate)
+    except (TritonError, RuntimeError) as error:
+        LOG.info("%s cannot run: %s", candidate, error)
+        return math.inf
 
 
 def _path(name: str) -> Path:
@@ -173,8 +180,9 @@ def _kernels() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Division]:
+    """The stored divisions; none if the file is missing or damaged."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        return {key: Division(**value) for key, value in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
