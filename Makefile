@@ -31,6 +31,7 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
 .PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare site site-test data bench running
+.PHONY: kernels versions
 .PHONY: stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
@@ -97,6 +98,9 @@ data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, 
 
 bench: setup  ## time the layers, nn.LSTM and a Python loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
+
+kernels: setup  ## compile the Triton kernels for three GPUs, and write what they need into docs/engines.md; needs none
+	$(PYTHON) scripts/kernels.py
 
 running: setup  ## compare running with exact population statistics, for docs/layer.md; minutes, needs Penn Treebank
 	$(PYTHON) -m bnrnn.running
