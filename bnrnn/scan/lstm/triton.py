@@ -24,6 +24,7 @@ from bnrnn.scan.triton_shared import form, tuning
 from bnrnn.scan.triton_shared.launches import INTERPRETED, Launches, launches, ready
 from bnrnn.scan.triton_shared.tuning import Division, microseconds
 
+
 @dataclass(frozen=True)
 class Form(form.Form):
     """The form of an LSTM's scan."""

@@ -158,7 +158,9 @@ def _backward(table, t, eps, H: tl.constexpr, J: tl.constexpr, TILE: tl.constexp
     # Backpropagate through eq. 8.
     z = c
     if CELL:
-        c = (c - vector(table, MEAN_C, narrow, units, valid)) / tl.sqrt(vector(table, VAR_C, narrow, units, valid) + eps)
+        c = (c - vector(table, MEAN_C, narrow, units, valid)) / tl.sqrt(
+            vector(table, VAR_C, narrow, units, valid) + eps
+        )
         z = c * vector(table, GAMMA_C, replica * H, units, valid)
     if CELL_SHIFTED:
         z = z + vector(table, BETA_C, replica * H, units, valid)

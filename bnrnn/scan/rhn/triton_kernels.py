@@ -2,7 +2,8 @@
 
 A program computes J units with their Q gates for the whole batch, in registers, as in lstm/triton_kernels.py. The
 kernel of a layer also normalizes the state that enters the next layer, because it has just computed that state; the
-backward kernels are split in the same way. fused.py has the equations.
+backward kernels are split in the same way. fused.py has the equations. With Q = 1, the transform gate is 1 and the
+carry gate 0: a layer of a tanh RNN.
 
 The arrays of a scan, by the entries of the table that has their addresses, with G = Q H. Layer d of step t has the
 place t D + d. The first L layers normalize the state that enters them:
@@ -21,16 +22,8 @@ import triton
 import triton.language as tl
 
 from bnrnn.scan.triton_shared.blocks import BATCH_SIZE, CLOCK, RUNNING, STEPS, add, address, gate_columns, join_gates
-from bnrnn.scan.triton_shared.blocks import (
-    join_two,
-    normalized,
-    product,
-    split_gates,
-    split_two,
-    tanh,
-    through_norm,
-    vector,
-)
+from bnrnn.scan.triton_shared.blocks import join_two, normalized, product, split_gates, split_two, tanh, through_norm
+from bnrnn.scan.triton_shared.blocks import vector
 
 ENTRIES = ("clock", "steps", "batch_size", "running", "x", "normal_x", "a", "states", "normal", "entering", "weight",
            "state", "product", "bias", "gamma_x", "gamma_s", "beta_s", "gamma_z", "mean_x", "var_x", "mean_s", "var_s",
@@ -70,9 +63,11 @@ def _gates(a, table, d, columns, present, G: tl.constexpr, Q: tl.constexpr, Z: t
     if Q == 3:
         h, transform, carry, _ = split_gates(a, TILE, J)
         return tanh(h), tl.sigmoid(transform), tl.sigmoid(carry)
-    else:
+    elif Q == 2:
         h, transform = split_two(a, TILE, J)
         return tanh(h), tl.sigmoid(transform), 1.0 - tl.sigmoid(transform)
+    else:
+        return tanh(a), tl.full([TILE, J], 1.0, tl.float32), tl.zeros([TILE, J], tl.float32)
 
 
 @no_type_check
@@ -108,7 +103,7 @@ def forward_layer(table, offset, d, eps, H: tl.constexpr, Q: tl.constexpr, D: tl
     means d = D - 1. Without KEEP, a and the normalized values are not kept.
     """
     G: tl.constexpr = Q * H
-    P: tl.constexpr = 2 if Q == 2 else 4
+    P: tl.constexpr = 4 if Q == 3 else Q
     t, T, B = tl.load(table + CLOCK) + offset, tl.load(table + STEPS), tl.load(table + BATCH_SIZE).to(tl.int32)
     rows, units = tl.arange(0, TILE), tl.program_id(0) * J + tl.arange(0, J)
     columns, present = gate_columns(tl.program_id(0) * J, H, Q, P, J)
@@ -195,7 +190,7 @@ def backward_layer(table, offset, d, eps, H: tl.constexpr, Q: tl.constexpr, D: t
     gradients of the parameters. dx may have the memory of normal_x.
     """
     G: tl.constexpr = Q * H
-    P: tl.constexpr = 2 if Q == 2 else 4
+    P: tl.constexpr = 4 if Q == 3 else Q
     t, T, B = tl.load(table + CLOCK) - offset, tl.load(table + STEPS), tl.load(table + BATCH_SIZE).to(tl.int32)
     rows, units = tl.arange(0, TILE), tl.program_id(0) * J + tl.arange(0, J)
     columns, present = gate_columns(tl.program_id(0) * J, H, Q, P, J)
@@ -221,8 +216,10 @@ def backward_layer(table, offset, d, eps, H: tl.constexpr, Q: tl.constexpr, D: t
     if Q == 3:
         of_carry = grad * now * carry * (1.0 - carry)
         da = join_gates(of_h, slope * h, of_carry, tl.zeros([TILE, J], tl.float32), TILE, J)
-    else:
+    elif Q == 2:
         da = join_two(of_h, slope * (h - now), TILE, J)
+    else:
+        da = of_h
     da = tl.where(gates_mask, da, 0.0)
     total = tl.sum(da, axis=0)
     if SHIFTED:

@@ -41,7 +41,7 @@ class Form:
             f"{name} {direction}",
             num_replicas,
             self.tile,
-            num_gates if num_gates == 2 else 4,
+            4 if num_gates == 3 else num_gates,
             self.hidden_size,
             depth=self.hidden_size * (1 if direction == "forward" else num_gates),
             precision="tf32" if self.tf32 and precision == "float32" else precision,
