@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
@@ -84,7 +84,8 @@ def stopping_at_once() -> Iterator[None]:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(f"{signal.Signals(number).name}: stopped between two updates or runs; nothing is lost")
+        name = signal.Signals(number).name
+        raise Interrupted(f"{name}: stopped between two updates or runs; nothing is lost", number)
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -113,14 +114,21 @@ def run_worker(cells: list[Cell], since: float, parent: int = 0) -> int:
     return 1 if failed else 0
 
 
-def run_team(cells: list[Cell], since: float, size: int, stop: Stop) -> list[int]:
+def run_team(
+    cells: list[Cell], since: float, size: int, stop: Stop, look: Callable[[], None] = lambda: None,
+    is_silent: bool = False,
+) -> list[int]:  # fmt: skip
     """Run several workers, and return their exit statuses. A signal that `stop` receives stops all of them.
 
     The workers are forks of this process, so that starting them costs nothing. One that is killed is replaced, and
     resumes its run. The second time the run counts as failed: one that needs too much memory must not stop the others.
+
+    Args:
+        look: called several times a second.
+        is_silent: whether the workers print nothing, because a display shows their progress.
     """
     deaths: Counter[Path] = Counter()
-    team = [_fork(cells, since) for _ in range(size)]
+    team = [_fork(cells, since, is_silent) for _ in range(size)]
     told = False
     while True:
         if stop.received is not None and not told:
@@ -130,18 +138,22 @@ def run_team(cells: list[Cell], since: float, size: int, stop: Stop) -> list[int
         for i, worker in enumerate(team):
             is_killed = not worker.is_alive() and (worker.exitcode or 0) < 0
             if is_killed and not told and _may_be_replaced(worker, cells, since, deaths):
-                team[i] = _fork(cells, since)
+                team[i] = _fork(cells, since, is_silent)
         if not any(worker.is_alive() for worker in team):
             return [STOPPED if worker.exitcode == -signal.SIGTERM else worker.exitcode or 0 for worker in team]
+        look()
         time.sleep(0.2)
 
 
-def _fork(cells: list[Cell], since: float) -> ForkProcess:
+def _fork(cells: list[Cell], since: float, is_silent: bool) -> ForkProcess:
     """Start a worker. It begins with all signals blocked, until it has its own handlers."""
     parent = os.getpid()
 
     def run() -> None:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm warns all processes; the parent sends SIGTERM instead
+        if is_silent:
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         sys.exit(run_worker(cells, since, parent))
 
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
