@@ -31,8 +31,7 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
 .PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare site site-test data bench running
-.PHONY: kernels versions
-.PHONY: stress campaign status sweep-gamma
+.PHONY: kernels versions stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 # The list has a heading for each line that begins with ##, and a line for each target that ends with ## and a text.
@@ -70,6 +69,9 @@ quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes 
 ## Tests of the code
 test: setup  ## run the test suite; needs no GPU and no network
 	$(PYTHON) -m pytest -n 2 -q
+
+versions: setup  ## test the engines under the lowest and the highest torch that pyproject.toml allows: gigabytes
+	$(VENV)/bin/nox
 
 test-slurm: setup  ## test sweeps on a Slurm cluster that it starts on this machine: as root, half an hour
 	$(PYTHON) -m pytest -q -m slurm tests/test_slurm.py

@@ -1,6 +1,6 @@
-"""Compile the Triton kernels for three generations of GPUs, and write what they need into docs/engines.md. Needs no GPU.
+"""Compile the Triton kernels for three generations of GPUs, and write what they need into docs/engines.md.
 
-python scripts/kernels.py           a minute or two
+python scripts/kernels.py           a minute or two; needs no GPU
 """
 
 import triton

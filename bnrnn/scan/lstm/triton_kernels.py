@@ -19,8 +19,23 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from bnrnn.scan.triton_shared.blocks import BATCH_SIZE, CLOCK, RUNNING, STEPS, add, address, gate_columns, join_gates
-from bnrnn.scan.triton_shared.blocks import normalized, product, split_gates, tanh, through_norm, vector, wait_for_all
+from bnrnn.scan.triton_shared.blocks import (
+    BATCH_SIZE,
+    CLOCK,
+    RUNNING,
+    STEPS,
+    add,
+    address,
+    gate_columns,
+    join_gates,
+    normalized,
+    product,
+    split_gates,
+    tanh,
+    through_norm,
+    vector,
+    wait_for_all,
+)
 
 ENTRIES = ("clock", "steps", "batch_size", "running", "x", "normal_x", "u", "c", "h", "weight", "state", "product",
            "gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c", "mean_ih", "var_ih", "mean_hh", "var_hh", "mean_c",
@@ -256,7 +271,8 @@ def forward_sequence(table, eps, H: tl.constexpr, J: tl.constexpr, TILE: tl.cons
 def backward_sequence(table, eps, H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr,
                       IH: tl.constexpr, HH: tl.constexpr, SHIFTED: tl.constexpr, CELL: tl.constexpr,
                       CELL_SHIFTED: tl.constexpr, BATCH: tl.constexpr, PADDED: tl.constexpr, ALL_COUNT: tl.constexpr,
-                      FUSED: tl.constexpr, LOW: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                      FUSED: tl.constexpr, LOW: tl.constexpr, WIDEN: tl.constexpr,
+                      PRECISION: tl.constexpr):  # fmt: skip
     """`backward_step` for all steps, as in `forward_sequence`."""
     arrived, t = address(table, ARRIVED, tl.int32) + tl.program_id(1), tl.load(table + CLOCK)
     passed = tl.num_programs(0)

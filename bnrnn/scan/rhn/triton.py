@@ -24,7 +24,7 @@ from bnrnn.scan.triton_shared.tuning import Division, microseconds
 
 @dataclass(frozen=True)
 class Form(form.Form):
-    """The form of an RHN's scan: D highway layers with Q gates, of which the first L normalize the state that enters."""
+    """The form of an RHN's scan. The first `num_entered` layers normalize the state that enters."""
 
     num_gates: int
     num_layers: int

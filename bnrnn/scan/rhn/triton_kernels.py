@@ -13,7 +13,7 @@ place t D + d. The first L layers normalize the state that enters them:
     entering (2, B, H): normalized states with scale and shift; places take turns, and the first is given
     weight (D, G, H), for the backward pass (D, H, G), in the precision of products
     state, product: without FUSED, the left factor of the next product, and the product, in that precision
-    ds (B, H); parameters and their gradients; statistics, those of states (T + 1, L, H) or, of the population, (T, L, H)
+    ds (B, H); parameters and their gradients; statistics; those of states have T + 1 steps, of the population T
 """
 
 from typing import no_type_check
@@ -21,9 +21,24 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from bnrnn.scan.triton_shared.blocks import BATCH_SIZE, CLOCK, RUNNING, STEPS, add, address, gate_columns, join_gates
-from bnrnn.scan.triton_shared.blocks import join_two, normalized, product, split_gates, split_two, tanh, through_norm
-from bnrnn.scan.triton_shared.blocks import vector
+from bnrnn.scan.triton_shared.blocks import (
+    BATCH_SIZE,
+    CLOCK,
+    RUNNING,
+    STEPS,
+    add,
+    address,
+    gate_columns,
+    join_gates,
+    join_two,
+    normalized,
+    product,
+    split_gates,
+    split_two,
+    tanh,
+    through_norm,
+    vector,
+)
 
 ENTRIES = ("clock", "steps", "batch_size", "running", "x", "normal_x", "a", "states", "normal", "entering", "weight",
            "state", "product", "bias", "gamma_x", "gamma_s", "beta_s", "gamma_z", "mean_x", "var_x", "mean_s", "var_s",
@@ -44,10 +59,7 @@ def _next(table, t, d, T, B, L: tl.constexpr, TOP: tl.constexpr, BATCH: tl.const
         t, d = t + 1, d - d
     else:
         d = d + 1
-    if PADDED:
-        count = tl.load(address(table, RUNNING, tl.int32) + t)
-    else:
-        count = tl.where(t < T, B, 0)
+    count = tl.load(address(table, RUNNING, tl.int32) + t) if PADDED else tl.where(t < T, B, 0)
     return count, d, (t if BATCH else tl.minimum(t, T - 1)) * L + d, t * L + d
 
 
@@ -225,15 +237,14 @@ def backward_layer(table, offset, d, eps, H: tl.constexpr, Q: tl.constexpr, D: t
     if SHIFTED:
         add(address(table, DBIAS) + d * G, columns, present, total)
     if Z:
-        da = through_norm(da, total, a, gates_mask, n, address(table, GAMMA_Z) + d * G, address(table, DGAMMA_Z) + d * G,
-                          address(table, VAR_Z) + place * G, columns, present, eps, BATCH)  # fmt: skip
+        da = through_norm(da, total, a, gates_mask, n, address(table, GAMMA_Z) + d * G,
+                          address(table, DGAMMA_Z) + d * G, address(table, VAR_Z) + place * G, columns, present, eps,
+                          BATCH)  # fmt: skip
     dx = da
-    if FIRST:
-        if IX:
-            x = tl.load(address(table, NORMAL_X) + t * B * G + of_gates, mask=gates_mask, other=0.0)
-            dx = through_norm(da, tl.sum(da, axis=0), x, gates_mask, n, address(table, GAMMA_X),
-                              address(table, DGAMMA_X), address(table, VAR_X) + t * G, columns, present, eps,
-                              BATCH)  # fmt: skip
+    if FIRST and IX:
+        x = tl.load(address(table, NORMAL_X) + t * B * G + of_gates, mask=gates_mask, other=0.0)
+        dx = through_norm(da, tl.sum(da, axis=0), x, gates_mask, n, address(table, GAMMA_X), address(table, DGAMMA_X),
+                          address(table, VAR_X) + t * G, columns, present, eps, BATCH)  # fmt: skip
     tl.debug_barrier()  # all threads have loaded what is overwritten now
     all_gates = (rows < B)[:, None] & present[None, :]
     tl.store(ds, tl.where(running, grad * carry, grad), mask=every)

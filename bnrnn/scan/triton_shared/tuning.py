@@ -137,7 +137,7 @@ _chosen: dict[tuple[Size, torch.device], Division] = {}
 
 
 def stored(size: Size, name: str, processors: int, measure: Callable[[Division], float]) -> Division:
-    """The fastest candidate for a device of this name: read from the folder of caches, or measured and written there."""
+    """The fastest candidate for a device of this name: read from the folder of caches, or measured and written."""
     path, key = _path(name), repr(size)
     known = _read(path)
     if key in known:
