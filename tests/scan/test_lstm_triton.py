@@ -35,7 +35,7 @@ def product(request, monkeypatch):
 @pytest.mark.parametrize(
     "case",
     [
-        problem(3, 6, 17),  # two programs, the second for a single unit
+        problem(2, 6, 17),  # two programs, the second for a single unit
         problem(2, 6, 5, NONE),
         problem(2, 5, 17, (True, False, True, True, False)),
         problem(2, 5, 3, (False, True, False, False, True)),
@@ -44,8 +44,8 @@ def product(request, monkeypatch):
         problem(1, 70, 5),
         problem(3, 6, 5, batch_sizes=[6, 5, 1]),
         problem(3, 6, 5, batch_sizes=[5, 4, 3], ended_count=True),  # one sequence has no step at all
-        problem(3, 6, 5, NONE, batch_sizes=[5, 4, 3]),
-        problem(3, 6, 5, population=True, batch_sizes=[5, 4, 1]),
+        problem(2, 6, 5, NONE, batch_sizes=[5, 3]),
+        problem(2, 6, 5, population=True, batch_sizes=[5, 1]),
     ],
     ids=lambda case: "",
 )
