@@ -72,9 +72,9 @@ def _lstm(title: str, B: int, H: int, low: torch.dtype = torch.float32, tf32: bo
 
 
 def _rhn(title: str, B: int, H: int, Q: int, **options: Any) -> Iterable[Kernel]:
-    fields = {"given": OF_RHN, "batch": True, "padded": False, "num_entered": 3} | options
+    fields = {"given": OF_RHN, "batch": True, "padded": False, "num_layers": 3, "num_entered": 3} | options
     of = rhn.Form(device=torch.device("cpu"), hidden_size=H, tile=tuning.tile_of(B), keep=True, eps=1e-5,
-                  low=torch.float32, tf32=True, num_gates=Q, num_layers=3, **fields)  # fmt: skip
+                  low=torch.float32, tf32=True, num_gates=Q, **fields)  # fmt: skip
     for direction in ("forward", "backward"):
         division = tuning.by_rule(of.size("rhn", 1, Q, direction))
         constants = of.constants() | division.constants() | of.of_layer(0, direction == "forward")
@@ -95,6 +95,7 @@ def kernels() -> list[Kernel]:
         *_lstm("S1 in evaluation", 64, 100, batch=False, keep=False),
         *_rhn("RHN of 512 units", 64, 512, 3),
         *_rhn("RHN of 512 units, coupled, padded", 64, 512, 2, padded=True, given=("bias", "gamma_z"), num_entered=0),
+        *_rhn("BN-RNN of 100 units", 64, 100, 1, given=("bias", "gamma_z"), num_layers=1, num_entered=0),
     ]
 
 

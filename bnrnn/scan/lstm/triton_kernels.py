@@ -63,6 +63,36 @@ def _gates(x, u, table, wide, columns, present, IH: tl.constexpr, HH: tl.constex
 
 @no_type_check
 @triton.jit
+def _products(table, h_prev, replica, step, B, count, rows, columns, present, eps, H: tl.constexpr, J: tl.constexpr,
+              TILE: tl.constexpr, K: tl.constexpr, IH: tl.constexpr, HH: tl.constexpr, BATCH: tl.constexpr,
+              KEEP: tl.constexpr, FUSED: tl.constexpr, LOW: tl.constexpr, WIDEN: tl.constexpr,
+              PRECISION: tl.constexpr):  # fmt: skip
+    """The input product and the recurrent one, normalized. Without FUSED, cuBLAS has computed the latter."""
+    here = rows[:, None] * 4 * H + columns[None, :]
+    mask = (rows < count)[:, None] & present[None, :]
+    if FUSED:
+        u = product(h_prev, rows, count, address(table, WEIGHT, LOW) + replica * 4 * H * H, columns, present, H, 4 * J,
+                    TILE, K, LOW, WIDEN, PRECISION)  # fmt: skip
+    else:
+        u = tl.load(address(table, PRODUCT, LOW) + replica * B * 4 * H + here, mask=mask, other=0.0).to(tl.float32)
+    at, of_statistics = step * B * 4 * H, step * 4 * H
+    x = tl.load(address(table, X) + at + here, mask=mask, other=0.0)
+    if HH:
+        u = normalized(u, mask, count, address(table, MEAN_HH) + of_statistics, address(table, VAR_HH) + of_statistics,
+                       columns, present, eps, BATCH)  # fmt: skip
+    if IH:
+        x = normalized(x, mask, count, address(table, MEAN_IH) + of_statistics, address(table, VAR_IH) + of_statistics,
+                       columns, present, eps, BATCH)  # fmt: skip
+    if KEEP:
+        tl.store(address(table, U) + at + here, u, mask=mask)
+        if IH:
+            tl.debug_barrier()  # the memory may be that of x, which another thread may not have loaded yet
+            tl.store(address(table, NORMAL_X) + at + here, x, mask=mask)
+    return x, u
+
+
+@no_type_check
+@triton.jit
 def _forward(table, t, eps, H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, IH: tl.constexpr,
              HH: tl.constexpr, SHIFTED: tl.constexpr, CELL: tl.constexpr, CELL_SHIFTED: tl.constexpr,
              BATCH: tl.constexpr, PADDED: tl.constexpr, ALL_COUNT: tl.constexpr, KEEP: tl.constexpr,
@@ -74,34 +104,14 @@ def _forward(table, t, eps, H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr
     valid = units < H
     n = tl.load(address(table, RUNNING, tl.int32) + t) if PADDED else B
     count = B if ALL_COUNT else n
-    step, wide, narrow = (replica * T + t) * B, (replica * T + t) * 4 * H, (replica * T + t) * H
-    of_gates = rows[:, None] * 4 * H + columns[None, :]
+    narrow = (replica * T + t) * H
     of_units = rows[:, None] * H + units[None, :]
-    counted = (rows < count)[:, None] & present[None, :]
     running = (rows < n)[:, None] & valid[None, :]
     every = (rows < B)[:, None] & valid[None, :]
     h_prev = address(table, STATES) + (replica * (T + 1) + t) * B * H
 
-    # The two products, normalized. Without FUSED, cuBLAS has computed the recurrent one.
-    if FUSED:
-        u = product(h_prev, rows, count, address(table, WEIGHT, LOW) + replica * 4 * H * H, columns, present, H, 4 * J,
-                    TILE, K, LOW, WIDEN, PRECISION)  # fmt: skip
-    else:
-        u = address(table, PRODUCT, LOW) + replica * B * 4 * H + of_gates
-        u = tl.load(u, mask=counted, other=0.0).to(tl.float32)
-    x = tl.load(address(table, X) + step * 4 * H + of_gates, mask=counted, other=0.0)
-    if HH:
-        u = normalized(u, counted, count, address(table, MEAN_HH) + wide, address(table, VAR_HH) + wide, columns,
-                       present, eps, BATCH)  # fmt: skip
-    if IH:
-        x = normalized(x, counted, count, address(table, MEAN_IH) + wide, address(table, VAR_IH) + wide, columns,
-                       present, eps, BATCH)  # fmt: skip
-    if KEEP:
-        tl.store(address(table, U) + step * 4 * H + of_gates, u, mask=counted)
-        if IH:
-            tl.debug_barrier()  # the memory may be that of x, which another thread may not have loaded yet
-            tl.store(address(table, NORMAL_X) + step * 4 * H + of_gates, x, mask=counted)
-
+    x, u = _products(table, h_prev, replica, replica * T + t, B, count, rows, columns, present, eps, H, J, TILE, K, IH,
+                     HH, BATCH, KEEP, FUSED, LOW, WIDEN, PRECISION)  # fmt: skip
     i, f, g, o = _gates(x, u, table, replica * 4 * H, columns, present, IH, HH, SHIFTED, TILE, J)
     if KEEP:
         c_prev = address(table, C) + (replica * (T + 1) + t) * B * H + of_units
@@ -130,52 +140,37 @@ def _forward(table, t, eps, H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr
 
 @no_type_check
 @triton.jit
-def _backward(table, t, eps, H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, IH: tl.constexpr,
-              HH: tl.constexpr, SHIFTED: tl.constexpr, CELL: tl.constexpr, CELL_SHIFTED: tl.constexpr,
-              BATCH: tl.constexpr, PADDED: tl.constexpr, ALL_COUNT: tl.constexpr, FUSED: tl.constexpr,
-              LOW: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    T, B = tl.load(table + STEPS), tl.load(table + BATCH_SIZE).to(tl.int32)
-    replica = tl.program_id(1).to(tl.int64)
-    rows, units = tl.arange(0, TILE), tl.program_id(0) * J + tl.arange(0, J)
-    columns, present = gate_columns(tl.program_id(0) * J, H, 4, 4, J)
-    valid = units < H
-    n = tl.load(address(table, RUNNING, tl.int32) + t) if PADDED else B
-    count = B if ALL_COUNT else n
-    step, wide, narrow = (replica * T + t) * B, (replica * T + t) * 4 * H, (replica * T + t) * H
-    of_gates = rows[:, None] * 4 * H + columns[None, :]
-    of_units = rows[:, None] * H + units[None, :]
+def _gradient_of_h(table, t, replica, T, B, rows, units, valid, H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr,
+                   K: tl.constexpr, PADDED: tl.constexpr, FUSED: tl.constexpr, LOW: tl.constexpr, WIDEN: tl.constexpr,
+                   PRECISION: tl.constexpr):  # fmt: skip
+    """The gradient of h[t + 1]. That of a finished sequence passes through unchanged."""
     every = (rows < B)[:, None] & valid[None, :]
-    counted = (rows < count)[:, None] & valid[None, :]
-    all_gates, counted_gates = (rows < B)[:, None] & present[None, :], (rows < count)[:, None] & present[None, :]
-    running = (rows < n)[:, None] & valid[None, :]
-
-    # The gradient of h[t + 1]. That of a finished sequence passes through unchanged.
+    here = rows[:, None] * H + units[None, :]
     if FUSED:
-        dh = product(address(table, U) + (step + B) * 4 * H, rows, tl.where(t + 1 < T, B, 0),
-                     address(table, WEIGHT, LOW) + replica * 4 * H * H, units, valid, 4 * H, J, TILE, K, LOW, WIDEN,
-                     PRECISION)  # fmt: skip
+        left = address(table, U) + (replica * T + t + 1) * B * 4 * H
+        right = address(table, WEIGHT, LOW) + replica * 4 * H * H
+        count = tl.where(t + 1 < T, B, 0)
+        dh = product(left, rows, count, right, units, valid, 4 * H, J, TILE, K, LOW, WIDEN, PRECISION)
     else:
-        dh = address(table, PRODUCT, LOW) + replica * B * H + of_units
+        dh = address(table, PRODUCT, LOW) + replica * B * H + here
         dh = tl.load(dh, mask=every, other=0.0).to(tl.float32)
-    dh += tl.load(address(table, DY) + step * H + of_units, mask=every, other=0.0)
+    dh += tl.load(address(table, DY) + (replica * T + t) * B * H + here, mask=every, other=0.0)
     if PADDED:
-        passed = address(table, DH) + replica * B * H + of_units
         n_next = tl.load(address(table, RUNNING, tl.int32) + t + 1)
+        passed = address(table, DH) + replica * B * H + here
         dh += tl.load(passed, mask=every & (rows >= n_next)[:, None], other=0.0)
+    return dh
 
-    u = tl.load(address(table, U) + step * 4 * H + of_gates, mask=counted_gates, other=0.0)
-    x = tl.load(address(table, NORMAL_X) + step * 4 * H + of_gates, mask=counted_gates, other=0.0)
-    i, f, g, o = _gates(x, u, table, replica * 4 * H, columns, present, IH, HH, SHIFTED, TILE, J)
-    c_prev = address(table, C) + (replica * (T + 1) + t) * B * H + of_units
-    c = tl.load(c_prev + B * H, mask=counted, other=0.0)
-    before = tl.load(c_prev, mask=running, other=0.0)
 
-    # Backpropagate through eq. 8.
+@no_type_check
+@triton.jit
+def _through_output(dh, o, c, table, replica, narrow, count, running, counted, units, valid, eps, H: tl.constexpr,
+                    CELL: tl.constexpr, CELL_SHIFTED: tl.constexpr, BATCH: tl.constexpr):  # fmt: skip
+    """Backpropagate through eq. 8: the gradients of c and of the output gate's pre-activation."""
     z = c
     if CELL:
-        c = (c - vector(table, MEAN_C, narrow, units, valid)) / tl.sqrt(
-            vector(table, VAR_C, narrow, units, valid) + eps
-        )
+        mean, var = vector(table, MEAN_C, narrow, units, valid), vector(table, VAR_C, narrow, units, valid)
+        c = (c - mean) / tl.sqrt(var + eps)
         z = c * vector(table, GAMMA_C, replica * H, units, valid)
     if CELL_SHIFTED:
         z = z + vector(table, BETA_C, replica * H, units, valid)
@@ -189,29 +184,75 @@ def _backward(table, t, eps, H: tl.constexpr, J: tl.constexpr, TILE: tl.constexp
         dz = through_norm(dz, total, c, counted, count, address(table, GAMMA_C) + replica * H,
                           address(table, DGAMMA_C) + replica * H, address(table, VAR_C) + narrow, units, valid, eps,
                           BATCH)  # fmt: skip
+    return dz, of_o
 
-    # Backpropagate through eq. 7 to the gates, and through eq. 6.
+
+@no_type_check
+@triton.jit
+def _through_products(da, x, u, table, replica, step, count, mask, columns, present, eps, H: tl.constexpr,
+                      IH: tl.constexpr, HH: tl.constexpr, SHIFTED: tl.constexpr, BATCH: tl.constexpr):  # fmt: skip
+    """Backpropagate through eq. 6: the gradients of the input product and of the recurrent one."""
+    wide, parameters = step * 4 * H, replica * 4 * H
+    du, dx = da, da
+    total = tl.sum(da, axis=0)
+    if SHIFTED:
+        add(address(table, DBIAS) + parameters, columns, present, total)
+    if HH:
+        du = through_norm(da, total, u, mask, count, address(table, GAMMA_HH) + parameters,
+                          address(table, DGAMMA_HH) + parameters, address(table, VAR_HH) + wide, columns, present, eps,
+                          BATCH)  # fmt: skip
+    if IH:
+        dx = through_norm(da, total, x, mask, count, address(table, GAMMA_IH) + parameters,
+                          address(table, DGAMMA_IH) + parameters, address(table, VAR_IH) + wide, columns, present, eps,
+                          BATCH)  # fmt: skip
+    return dx, du
+
+
+@no_type_check
+@triton.jit
+def _backward(table, t, eps, H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, IH: tl.constexpr,
+              HH: tl.constexpr, SHIFTED: tl.constexpr, CELL: tl.constexpr, CELL_SHIFTED: tl.constexpr,
+              BATCH: tl.constexpr, PADDED: tl.constexpr, ALL_COUNT: tl.constexpr, FUSED: tl.constexpr,
+              LOW: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    T, B = tl.load(table + STEPS), tl.load(table + BATCH_SIZE).to(tl.int32)
+    replica = tl.program_id(1).to(tl.int64)
+    rows, units = tl.arange(0, TILE), tl.program_id(0) * J + tl.arange(0, J)
+    columns, present = gate_columns(tl.program_id(0) * J, H, 4, 4, J)
+    valid = units < H
+    n = tl.load(address(table, RUNNING, tl.int32) + t) if PADDED else B
+    count = B if ALL_COUNT else n
+    step = (replica * T + t) * B
+    of_gates = rows[:, None] * 4 * H + columns[None, :]
+    of_units = rows[:, None] * H + units[None, :]
+    every = (rows < B)[:, None] & valid[None, :]
+    counted = (rows < count)[:, None] & valid[None, :]
+    all_gates, counted_gates = (rows < B)[:, None] & present[None, :], (rows < count)[:, None] & present[None, :]
+    running = (rows < n)[:, None] & valid[None, :]
+
+    dh = _gradient_of_h(table, t, replica, T, B, rows, units, valid, H, J, TILE, K, PADDED, FUSED, LOW, WIDEN,
+                        PRECISION)  # fmt: skip
+    u = tl.load(address(table, U) + step * 4 * H + of_gates, mask=counted_gates, other=0.0)
+    x = tl.load(address(table, NORMAL_X) + step * 4 * H + of_gates, mask=counted_gates, other=0.0)
+    i, f, g, o = _gates(x, u, table, replica * 4 * H, columns, present, IH, HH, SHIFTED, TILE, J)
+    c_prev = address(table, C) + (replica * (T + 1) + t) * B * H + of_units
+    c = tl.load(c_prev + B * H, mask=counted, other=0.0)
+    before = tl.load(c_prev, mask=running, other=0.0)
+
+    dz, of_o = _through_output(dh, o, c, table, replica, (replica * T + t) * H, count, running, counted, units, valid,
+                               eps, H, CELL, CELL_SHIFTED, BATCH)  # fmt: skip
+    # Through eq. 7 to the gates.
     dc = address(table, DC) + replica * B * H + of_units
     d = tl.load(dc, mask=counted, other=0.0) + dz
     da = join_gates(d * g * i * (1.0 - i), d * before * f * (1.0 - f), d * i * (1.0 - g * g), of_o, TILE, J)
     da = tl.where((rows < n)[:, None] & present[None, :], da, 0.0)
-    du, dx = da, da
-    total = tl.sum(da, axis=0)
-    if SHIFTED:
-        add(address(table, DBIAS) + replica * 4 * H, columns, present, total)
-    if HH:
-        du = through_norm(da, total, u, counted_gates, count, address(table, GAMMA_HH) + replica * 4 * H,
-                          address(table, DGAMMA_HH) + replica * 4 * H, address(table, VAR_HH) + wide, columns, present,
-                          eps, BATCH)  # fmt: skip
-    if IH:
-        dx = through_norm(da, total, x, counted_gates, count, address(table, GAMMA_IH) + replica * 4 * H,
-                          address(table, DGAMMA_IH) + replica * 4 * H, address(table, VAR_IH) + wide, columns, present,
-                          eps, BATCH)  # fmt: skip
+    dx, du = _through_products(da, x, u, table, replica, replica * T + t, count, counted_gates, columns, present, eps,
+                               H, IH, HH, SHIFTED, BATCH)  # fmt: skip
     tl.debug_barrier()  # all threads have loaded what is overwritten now
     tl.store(dc, tl.where(running, d * f, d), mask=counted)
     tl.store(address(table, U) + step * 4 * H + of_gates, du, mask=all_gates)
     tl.store(address(table, DX) + step * 4 * H + of_gates, dx, mask=all_gates)
     if PADDED:
+        passed = address(table, DH) + replica * B * H + of_units
         tl.store(passed, dh, mask=every & (rows >= n)[:, None])
     if not FUSED:
         tl.store(address(table, STATE, LOW) + replica * B * 4 * H + of_gates, du.to(LOW), mask=all_gates)

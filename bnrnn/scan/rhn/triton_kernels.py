@@ -101,6 +101,39 @@ def _entering(state, table, t, d, T, B, rows, units, valid, eps, H: tl.constexpr
 
 
 @no_type_check
+@triton.jit
+def _sums(before, table, t, d, place, B, n, rows, columns, present, eps, H: tl.constexpr, Q: tl.constexpr,
+          P: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, IX: tl.constexpr, Z: tl.constexpr,
+          BATCH: tl.constexpr, KEEP: tl.constexpr, FUSED: tl.constexpr, FIRST: tl.constexpr, ENTERED: tl.constexpr,
+          LOW: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The sums of a layer, normalized if Z. Without FUSED, cuBLAS has computed the product."""
+    G: tl.constexpr = Q * H
+    here = rows[:, None] * G + columns[None, :]
+    mask = (rows < n)[:, None] & present[None, :]
+    if FUSED:
+        left = address(table, ENTERING) + (place % 2) * B * H if ENTERED else before
+        a = product(left, rows, n, address(table, WEIGHT, LOW) + d * G * H, columns, present, H, P * J, TILE, K, LOW,
+                    WIDEN, PRECISION)  # fmt: skip
+    else:
+        a = tl.load(address(table, PRODUCT, LOW) + here, mask=mask, other=0.0).to(tl.float32)
+    if FIRST:
+        x = tl.load(address(table, X) + t * B * G + here, mask=mask, other=0.0)
+        if IX:
+            x = normalized(x, mask, n, address(table, MEAN_X) + t * G, address(table, VAR_X) + t * G, columns, present,
+                           eps, BATCH)  # fmt: skip
+            if KEEP:
+                tl.store(address(table, NORMAL_X) + t * B * G + here, x, mask=mask)
+            x = x * vector(table, GAMMA_X, 0, columns, present)
+        a += x
+    if Z:
+        a = normalized(a, mask, n, address(table, MEAN_Z) + place * G, address(table, VAR_Z) + place * G, columns,
+                       present, eps, BATCH)  # fmt: skip
+    if KEEP:
+        tl.store(address(table, A) + place * B * G + here, a, mask=mask)
+    return a
+
+
+@no_type_check
 @triton.jit(do_not_specialize=["offset", "d"])
 def forward_layer(table, offset, d, eps, H: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
                   J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, IX: tl.constexpr, Z: tl.constexpr,
@@ -122,33 +155,13 @@ def forward_layer(table, offset, d, eps, H: tl.constexpr, Q: tl.constexpr, D: tl
     valid = units < H
     n = tl.load(address(table, RUNNING, tl.int32) + t) if PADDED else B
     place = t * D + d
-    of_gates = rows[:, None] * G + columns[None, :]
     of_units = rows[:, None] * H + units[None, :]
-    gates_mask = (rows < n)[:, None] & present[None, :]
     running = (rows < n)[:, None] & valid[None, :]
     every = (rows < B)[:, None] & valid[None, :]
     before = address(table, STATES) + place * B * H
 
-    if FUSED:
-        left = address(table, ENTERING) + (place % 2) * B * H if ENTERED else before
-        a = product(left, rows, n, address(table, WEIGHT, LOW) + d * G * H, columns, present, H, P * J, TILE, K, LOW,
-                    WIDEN, PRECISION)  # fmt: skip
-    else:
-        a = tl.load(address(table, PRODUCT, LOW) + of_gates, mask=gates_mask, other=0.0).to(tl.float32)
-    if FIRST:
-        x = tl.load(address(table, X) + t * B * G + of_gates, mask=gates_mask, other=0.0)
-        if IX:
-            x = normalized(x, gates_mask, n, address(table, MEAN_X) + t * G, address(table, VAR_X) + t * G, columns,
-                           present, eps, BATCH)  # fmt: skip
-            if KEEP:
-                tl.store(address(table, NORMAL_X) + t * B * G + of_gates, x, mask=gates_mask)
-            x = x * vector(table, GAMMA_X, 0, columns, present)
-        a += x
-    if Z:
-        a = normalized(a, gates_mask, n, address(table, MEAN_Z) + place * G, address(table, VAR_Z) + place * G, columns,
-                       present, eps, BATCH)  # fmt: skip
-    if KEEP:
-        tl.store(address(table, A) + place * B * G + of_gates, a, mask=gates_mask)
+    a = _sums(before, table, t, d, place, B, n, rows, columns, present, eps, H, Q, P, J, TILE, K, IX, Z, BATCH, KEEP,
+              FUSED, FIRST, ENTERED, LOW, WIDEN, PRECISION)  # fmt: skip
     h, transform, carry = _gates(a, table, d, columns, present, G, Q, Z, SHIFTED, TILE, J)
     now = tl.load(before + of_units, mask=every, other=0.0)
     state = tl.where(running, h * transform + now * carry, now)
@@ -189,6 +202,21 @@ def _leaving(table, t, d, T, B, rows, units, valid, eps, H: tl.constexpr, G: tl.
 
 
 @no_type_check
+@triton.jit
+def _through_gates(grad, h, transform, carry, now, mask, Q: tl.constexpr, TILE: tl.constexpr, J: tl.constexpr):
+    """The gradient of the gates' pre-activations, from that of the layer's output."""
+    of_h, slope = grad * transform * (1.0 - h * h), grad * transform * (1.0 - transform)
+    if Q == 3:
+        of_carry = grad * now * carry * (1.0 - carry)
+        da = join_gates(of_h, slope * h, of_carry, tl.zeros([TILE, J], tl.float32), TILE, J)
+    elif Q == 2:
+        da = join_two(of_h, slope * (h - now), TILE, J)
+    else:
+        da = of_h
+    return tl.where(mask, da, 0.0)
+
+
+@no_type_check
 @triton.jit(do_not_specialize=["offset", "d"])
 def backward_layer(table, offset, d, eps, H: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
                    J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, IX: tl.constexpr, Z: tl.constexpr,
@@ -224,15 +252,7 @@ def backward_layer(table, offset, d, eps, H: tl.constexpr, Q: tl.constexpr, D: t
     a = tl.load(address(table, A) + place * B * G + of_gates, mask=gates_mask, other=0.0)
     now = tl.load(address(table, STATES) + place * B * H + of_units, mask=running, other=0.0)
     h, transform, carry = _gates(a, table, d, columns, present, G, Q, Z, SHIFTED, TILE, J)
-    of_h, slope = grad * transform * (1.0 - h * h), grad * transform * (1.0 - transform)
-    if Q == 3:
-        of_carry = grad * now * carry * (1.0 - carry)
-        da = join_gates(of_h, slope * h, of_carry, tl.zeros([TILE, J], tl.float32), TILE, J)
-    elif Q == 2:
-        da = join_two(of_h, slope * (h - now), TILE, J)
-    else:
-        da = of_h
-    da = tl.where(gates_mask, da, 0.0)
+    da = _through_gates(grad, h, transform, carry, now, gates_mask, Q, TILE, J)
     total = tl.sum(da, axis=0)
     if SHIFTED:
         add(address(table, DBIAS) + d * G, columns, present, total)
