@@ -31,7 +31,7 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
 .PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare site site-test data doctor bench running
-.PHONY: stress gpu-evidence wheels campaign status sweep-gamma
+.PHONY: kernels versions stress gpu-evidence wheels campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 # The list has a heading for each line that begins with ##, and a line for each target that ends with ## and a text.
@@ -69,6 +69,9 @@ quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes 
 ## Tests of the code
 test: setup  ## run the test suite; needs no GPU and no network
 	$(PYTHON) -m pytest -n 2 -q
+
+versions: setup  ## test the engines under the lowest and the highest torch that pyproject.toml allows: gigabytes
+	$(VENV)/bin/nox
 
 test-slurm: setup  ## test sweeps on a Slurm cluster that it starts on this machine: as root, half an hour
 	$(PYTHON) -m pytest -q -m slurm tests/test_slurm.py
@@ -113,6 +116,9 @@ doctor: setup  ## tell in a minute what works here: engines, GPU, data, programs
 
 bench: setup  ## time the layers, nn.LSTM and a Python loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
+
+kernels: setup  ## compile the Triton kernels for three GPUs, and write what they need into docs/engines.md; needs none
+	$(PYTHON) scripts/kernels.py
 
 running: setup  ## compare running with exact population statistics, for docs/layer.md; minutes, needs Penn Treebank
 	$(PYTHON) -m bnrnn.running

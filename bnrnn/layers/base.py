@@ -71,8 +71,8 @@ class RecurrentLayer(nn.Module):
     ) -> tuple[Float[Tensor, "T B H"], State]:
         """Run the layer over x.
 
-        Raises BnrnnError for an empty sequence, a wrong input size, wrong batch_sizes, a NaN or infinity in x, and an
-        id outside 0 ... I - 1.
+        Raises BnrnnError for an empty sequence, a wrong input size, wrong batch_sizes and, on a CPU, for a NaN or
+        infinity in x and for an id outside 0 ... I - 1.
         """
         self._check(x, batch_sizes)
         if state is None:
@@ -124,9 +124,10 @@ def check_type(x: Any, name: str = "x") -> None:
 def check_values(x: Float[Tensor, "T B I"] | Int[Tensor, "T B"], input_size: int) -> None:
     """Raise BnrnnError with the position of the first NaN or infinity, or of the first id outside 0 ... I - 1.
 
-    The check is skipped where values are unknown: in programs that torch traces, and within torch.func.
+    The check is skipped where values are unknown, in programs that torch traces and within torch.func, and on a GPU,
+    where the program would wait at every call until all earlier work is done.
     """
-    if not values_known():
+    if not values_known() or x.device.type != "cpu":
         return
     if not x.is_floating_point():
         wrong = (x < 0) | (x >= input_size)

@@ -19,7 +19,7 @@ class BNRNN(RecurrentLayer):
 
     num_gates = 1
     state_names = ("h",)
-    engines = ("reference",)
+    engines = ("reference", "triton")
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ class RNN(RecurrentLayer):
 
     num_gates = 1
     state_names = ("h",)
-    engines = ("reference",)
+    engines = ("reference", "triton")
 
     def __init__(self, input_size: int, hidden_size: int, t_max: int | None = None) -> None:
         super().__init__(input_size, hidden_size)

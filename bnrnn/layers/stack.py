@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from bnrnn.errors import BnrnnError, check_size
 from bnrnn.layers import nn_lstm
 from bnrnn.layers.base import RecurrentLayer, State, check_type, check_values
+from bnrnn.scan.transfer import to_device
 
 
 class Stack(nn.Module):
@@ -92,10 +93,10 @@ class Stack(nn.Module):
         if lengths is None or lengths.min() == len(x):
             self._check_values(x)
             return self._run(x, state, t_start, None)
-        padding = (torch.arange(len(x))[:, None] >= lengths).to(x.device)  # (T, B)
+        padding = to_device(torch.arange(len(x))[:, None] >= lengths, x.device)  # (T, B)
         order = lengths.argsort(descending=True, stable=True)
         lengths = lengths[order]
-        given, back = order.to(x.device), order.argsort().to(x.device)
+        given, back = to_device(order, x.device), to_device(order.argsort(), x.device)
         # Clear the padding: the gradients of the weights would otherwise include 0 times a NaN there.
         x = x.masked_fill(padding if x.dim() == 2 else padding[..., None], 0)
         self._check_values(x)
@@ -110,7 +111,7 @@ class Stack(nn.Module):
             lengths = batch_sizes = None  # no padding: the result is the same, and faster
         else:
             batch_sizes = (lengths > torch.arange(len(x))[:, None]).sum(1).tolist()
-            lengths = lengths.to(x.device)
+            lengths = to_device(lengths, x.device)
         states = []
         for n in range(self.num_layers):
             ys = []

@@ -1,10 +1,19 @@
-"""The reference for the recurrence of the tanh RNN, with optional batch normalization of its pre-activation."""
+"""The recurrence of the tanh RNN, with optional batch normalization of its pre-activation.
+
+The engine `triton` runs it as a highway network with one layer and one gate; all others run the reference.
+"""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bnrnn.scan.arguments import raised
+from bnrnn.scan.backends import backend, product_dtype, triton_engine, without_autocast
 from bnrnn.scan.norm.reference import normalize
+from bnrnn.scan.rhn.reference import RHNStatistics
+from bnrnn.scan.tracing import traced
+
+Result = tuple[Tensor, Tensor, tuple[Tensor | None, Tensor | None]]
 
 
 def rnn_scan(
@@ -25,6 +34,8 @@ def rnn_scan(
 
     Returns h of all steps, the last h, and the means and variances (T, H) that were used, which are None without gamma.
     """
+    if not traced() and backend(x_proj.device, product_dtype(x_proj.device, x_proj.dtype) or x_proj.dtype) == "triton":
+        return _on_triton(x_proj, h, weight_hh, gamma, beta, eps, population)
     means, variances = population or ([None] * len(x_proj), [None] * len(x_proj))
     ys, seen = [], []
     for x_t, mean, var in zip(x_proj.unbind(0), means, variances, strict=True):
@@ -36,3 +47,24 @@ def rnn_scan(
         ys.append(h)
     statistics = (torch.stack([m for m, _ in seen]), torch.stack([v for _, v in seen])) if seen else (None, None)
     return torch.stack(ys), h, statistics
+
+
+def _on_triton(
+    x_proj: Tensor, h: Tensor, weight_hh: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float,
+    population: tuple[Tensor, Tensor] | None,
+) -> Result:  # fmt: skip
+    low = product_dtype(x_proj.device, x_proj.dtype)
+    mean, var = population or (None, None)
+    parameters = {"gamma_z": gamma, "bias": beta}
+    with without_autocast(x_proj.device):
+        y, last, used = triton_engine("rhn").rhn_triton_scan(
+            raised(x_proj),
+            raised(h),
+            raised(weight_hh)[None],
+            eps=eps,
+            population=None if mean is None or var is None else RHNStatistics(mean_z=mean[:, None], var_z=var[:, None]),
+            product_dtype=low,
+            **{name: None if value is None else raised(value)[None] for name, value in parameters.items()},
+        )
+    seen = (None if v is None else v[:, 0] for v in (used.mean_z, used.var_z))
+    return y.to(x_proj.dtype), last.to(h.dtype), tuple(seen)  # pyright: ignore

@@ -1,6 +1,8 @@
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from bnrnn import scan
 from bnrnn.layers import base
 from bnrnn.layers.bn_rnn import BNRNN
 from bnrnn.layers.population import estimate_population_statistics
@@ -63,3 +65,30 @@ def test_bn_rnn_estimates_long_sequences_in_pieces(monkeypatch):
     estimate_population_statistics(layer, [x])
     assert_near("mean", mean, layer.bn.pop_mean)
     assert_near("var", var, layer.bn.pop_var)
+
+
+@pytest.mark.parametrize("make", [RNN, BNRNN])
+@pytest.mark.parametrize("evaluating", [False, True])
+def test_the_triton_engine_gives_the_same(make, evaluating):
+    layer = make(I, 17, 2).double()
+    if make is BNRNN:
+        nn.init.uniform_(layer.bn.gamma, 0.2, 0.4)
+        nn.init.uniform_(layer.bn.pop_mean)
+        nn.init.uniform_(layer.bn.pop_var, 0.5, 1)
+    layer.train(not evaluating)
+    x, h = torch.randn(2, B, I, dtype=torch.float64), torch.randn(B, 17, dtype=torch.float64)
+
+    def everything(dtype: torch.dtype) -> list[Tensor]:
+        given = [v.to(dtype).requires_grad_() for v in (x, h)]
+        y, (last,) = layer.to(dtype)(given[0], (given[1],))
+        gradients = torch.autograd.grad((y.square().sum() + last.sum()), [*given, *layer.parameters()])
+        return [y, last, *gradients]
+
+    expected = everything(torch.float64)
+    scan.set_backend("triton")
+    try:
+        found = everything(torch.float32)
+    finally:
+        scan.set_backend("auto")
+    for n, (ref, out) in enumerate(zip(expected, found, strict=True)):
+        assert_near(str(n), ref, out)

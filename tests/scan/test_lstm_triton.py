@@ -1,7 +1,7 @@
 """The Triton engine in Triton's interpreter: small shapes, on the CPU, against the reference in float64."""
 
-import gc
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,46 +10,81 @@ from bnrnn import scan
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import backends
 from bnrnn.scan.lstm.reference import lstm_scan
-from bnrnn.scan.triton_shared import workspace
+from bnrnn.scan.triton_shared import launches, tuning
 from tests.helpers import assert_near
+from tests.scan.captured import graphs
 from tests.scan.cases import NAMES, OPTIONAL, assert_agrees, everything, problem
-from tests.scan.hopper import assert_compiles
 
 NONE = (False,) * 5
 
 
 @pytest.fixture(autouse=True)
 def _triton():
-    workspace._free.clear()
+    launches._known.clear()
     scan.set_backend("triton")
 
 
 @pytest.fixture(params=["fused", "apart"])
 def product(request, monkeypatch):
     """Whether the recurrent product is part of the kernel."""
-    monkeypatch.setattr(workspace, "FUSED_UP_TO", 2**17 if request.param == "fused" else 0)
+    rule = tuning.by_rule
+    monkeypatch.setattr(tuning, "by_rule", lambda size: replace(rule(size), fused=request.param == "fused"))
 
 
 @pytest.mark.usefixtures("product")
 @pytest.mark.parametrize(
     "case",
     [
-        problem(3, 6, 17),
-        problem(2, 6, 21, NONE),
+        problem(2, 6, 17),  # two programs, the second for a single unit
+        problem(2, 6, 5, NONE),
         problem(2, 5, 17, (True, False, True, True, False)),
-        problem(2, 5, 17, (False, True, False, False, True)),
+        problem(2, 5, 3, (False, True, False, False, True)),
         problem(2, 5, 9, population=True),
         problem(1, 2, 33),
-        problem(1, 70, 5),  # two tiles of sequences
+        problem(1, 70, 5),
         problem(3, 6, 5, batch_sizes=[6, 5, 1]),
-        problem(3, 6, 5, batch_sizes=[5, 4, 3], ended_count=True),
-        problem(3, 6, 5, NONE, batch_sizes=[5, 4, 3]),
-        problem(3, 6, 5, population=True, batch_sizes=[5, 4, 1]),
+        problem(3, 6, 5, batch_sizes=[5, 4, 3], ended_count=True),  # one sequence has no step at all
+        problem(2, 6, 5, NONE, batch_sizes=[5, 3]),
+        problem(2, 6, 5, population=True, batch_sizes=[5, 1]),
     ],
     ids=lambda case: "",
 )
 def test_it_agrees_with_the_reference(case):
     assert_agrees("triton", case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [problem(3, 6, 5), problem(3, 6, 5, NONE, batch_sizes=[5, 4, 1]), problem(2, 5, 3, population=True)],
+    ids=lambda case: "",
+)
+def test_one_kernel_for_the_whole_sequence_agrees_too(case, monkeypatch):
+    """The interpreter runs programs one after the other, so that there must be only one for each replica."""
+    rule = tuning.by_rule
+    monkeypatch.setattr(tuning, "by_rule", lambda size: replace(rule(size), persistent=True))
+    for _ in range(2):  # counters begin at 0 again
+        assert_agrees("triton", case)
+    assert all(of_form.persistent for of_form in launches._known.values())
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_memory_of_x_is_used_only_if_it_may_be_overwritten(overwrite):
+    args = problem(2, 5, 3)
+    expected = everything(lstm_scan, args, torch.float64)
+    given, gradients = [], []
+
+    def run(x_proj, *rest, **options):
+        x = x_proj * 1.0  # a result of the caller's, which nothing else needs
+        x.register_hook(gradients.append)
+        given.append((x, x.detach().clone()))
+        return scan.lstm_scan(x, *rest, overwrite=overwrite, **options)
+
+    found = everything(run, args, torch.float32)
+    for name, ref in expected.items():
+        assert_near(name, ref, found[name], 1e-5)
+    x, before = given[0]
+    assert torch.equal(x, before) == (not overwrite)
+    assert (gradients[0].data_ptr() == x.data_ptr()) == overwrite
 
 
 @pytest.mark.usefixtures("product")
@@ -77,49 +112,57 @@ def run(args: dict, with_grad: bool = True) -> tuple:
     return y, leaves
 
 
-def test_a_workspace_is_used_again_and_by_one_scan_at_a_time():
-    first, second = problem(2, 5, 6), problem(2, 5, 6)
+def test_several_scans_may_wait_for_their_backward_passes():
+    several = [problem(2, 5, 6), problem(2, 5, 6)]
     scan.set_backend("reference")
     expected = []
-    for args in (first, second):
+    for args in several:
         y, leaves = run(args)
         expected.append([y, *torch.autograd.grad(y.square().sum(), list(leaves.values()))])
     scan.set_backend("triton")
-    for _ in range(2):  # the second time in the workspaces of the first
-        together = [run(args) for args in (first, second)]
-        for (y, leaves), refs in zip(together, expected, strict=True):
-            found = [y, *torch.autograd.grad(y.square().sum(), list(leaves.values()))]
-            for name, ref, out in zip(["y", *NAMES], refs, found, strict=True):
-                assert_near(name, ref, out, 1e-5)
-    assert [len(free) for free in workspace._free.values()] == [2]
+    together = [run(args) for args in several]
+    for (y, leaves), refs in zip(together, expected, strict=True):
+        found = [y, *torch.autograd.grad(y.square().sum(), list(leaves.values()))]
+        for name, ref, out in zip(["y", *NAMES], refs, found, strict=True):
+            assert_near(name, ref, out, 1e-5)
 
 
-def test_workspaces_come_back_from_scans_without_a_backward_pass():
-    args = problem(2, 4, 3)
-    y, leaves = run(args)
-    del y, leaves
-    gc.collect()
-    with torch.no_grad():
-        run(args, with_grad=False)
-    assert sorted(len(free) for free in workspace._free.values()) == [1, 1]
+@pytest.mark.usefixtures("product")
+def test_a_captured_graph_runs_scans_of_any_length_and_padding(request, monkeypatch):
+    """Of any batch size too, unless cuBLAS is part of the graph."""
+    monkeypatch.setattr(launches, "CHUNKS", (2, 1))
+    apart = "apart" in request.node.name
+    with graphs() as made:
+        for T, B, sizes in ((1, 6, [6]), (3, 6, [6, 5, 1]), (2, 4, [4, 3])):
+            assert_agrees("triton", problem(T, 6 if apart else B, 5, batch_sizes=sizes))
+    assert sorted(graph.replays for graph in made) == [1, 1, 2, 2]  # one step and two, forward and backward
 
 
-def test_only_so_many_workspaces_are_kept(monkeypatch):
-    monkeypatch.setattr(workspace, "MAX_FREE", 2)
-    for H in (3, 4, 5):
+def test_only_so_many_forms_are_remembered(monkeypatch):
+    monkeypatch.setattr(launches, "MAX_FORMS", 2)
+    for H in (1, 2, 1, 3):
         run(problem(1, 3, H), with_grad=False)
-    assert sorted(kind.shape[3] for kind in workspace._free) == [4, 5]
+    assert [key[0].hidden_size for key, _ in launches._known] == [1, 3]
+
+
+def test_without_gradients_it_gives_the_same():
+    args = problem(3, 5, 6)
+    expected, _ = run(args)
+    with torch.no_grad():
+        found, _ = run(args)
+    assert torch.equal(expected, found)
 
 
 def test_a_second_backward_raises():
-    y, _ = run(problem(2, 4, 5))
+    y, _ = run(problem(1, 4, 2))
     y.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="already run backward, which freed its buffers"):
         y.sum().backward()
 
 
+@pytest.mark.usefixtures("product")
 def test_bfloat16_products_keep_statistics_and_states_in_float32():
-    args = problem(3, 5, 20)
+    args = problem(2, 5, 12)
     full = everything(lstm_scan, args, torch.float32)
     low = everything(scan.lstm_scan, {**args, "product_dtype": torch.bfloat16}, torch.float32)
     assert all(v.dtype == torch.float32 for v in low.values())
@@ -147,19 +190,3 @@ def test_without_triton_auto_uses_the_reference_and_triton_is_an_error(monkeypat
     with pytest.raises(BnrnnError, match="pip install triton"):
         scan.set_backend("triton")
     backends.triton_engine.cache_clear()
-
-
-@pytest.mark.slow
-def test_the_kernels_compile_for_a_hopper_gpu(tmp_path):
-    cases = """
-from bnrnn.scan.lstm.triton_kernels import backward_step, forward_step
-
-COMMON = dict(R=2, B=64, H=100, J=16, TILE=64, K=32, BATCH=True, ALL_COUNT=True, FUSED=True, LOW=tl.float32,
-              WIDEN=False, PRECISION="tf32")
-CASES = [(forward_step, COMMON | dict(U_STEPS=True), ["running"]),
-         (backward_step, COMMON | dict(LAST=False), ["running"]),
-         (backward_step, COMMON | dict(LAST=True, FUSED=False), ["gamma_ih", "dgamma_ih", "var_ih"]),
-         (forward_step, COMMON | dict(U_STEPS=False, BATCH=False, ALL_COUNT=False, LOW=tl.bfloat16, B=300),
-          ["gamma_hh"])]
-"""
-    assert_compiles(cases, tmp_path)

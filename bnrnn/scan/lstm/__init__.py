@@ -94,7 +94,7 @@ def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
 def _engine(name: str, overwrite: bool, replicated: bool) -> Callable[..., Result]:
     """The scan function of this engine, for one set of parameters or, if `replicated`, for R sets."""
     if name == "triton":
-        scan = triton_engine().triton_scan  # its tensors always have the leading axis R
+        scan = partial(triton_engine().triton_scan, overwrite=overwrite)  # its tensors always have the leading axis R
         return scan if replicated else partial(_one_replica, scan)
     if name == "outside":
         return torch.compiler.disable(lstm_scan, reason=OUTSIDE)  # pyright: ignore[reportReturnType]

@@ -1,10 +1,19 @@
 """The Triton kernels of one highway layer of one time step, forward and backward.
 
-A program computes J units with their gates for the whole batch, as in lstm/triton_kernels.py. The kernel of a layer
-also normalizes the state that enters the next layer, because it has just computed that state; the backward kernels are
-split in the same way. fused.py has the equations.
+A program computes J units with their Q gates for the whole batch, in registers, as in lstm/triton_kernels.py. The
+kernel of a layer also normalizes the state that enters the next layer, because it has just computed that state; the
+backward kernels are split in the same way. fused.py has the equations. With Q = 1, the transform gate is 1 and the
+carry gate 0: a layer of a tanh RNN.
 
-`place` numbers the layers of the whole sequence: place t D + d is layer d of step t.
+The arrays of a scan, by the entries of the table that has their addresses, with G = Q H. Layer d of step t has the
+place t D + d. The first L layers normalize the state that enters them:
+    running (T + 1): number of sequences that run at each step, then 0; only with PADDED
+    x, normal_x, dx (T, B, G); dy (T, B, H); a (T D, B, G); states (T D + 1, B, H), of which the first is given
+    normal (T + 1, L, B, H), of which the first is given
+    entering (2, B, H): normalized states with scale and shift; places take turns, and the first is given
+    weight (D, G, H), for the backward pass (D, H, G), in the precision of products
+    state, product: without FUSED, the left factor of the next product, and the product, in that precision
+    ds (B, H); parameters and their gradients; statistics; those of states have T + 1 steps, of the population T
 """
 
 from typing import no_type_check
@@ -12,260 +21,255 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from bnrnn.scan.triton_shared.blocks import add, norm_terms, product_tile, standardize, tanh, through_norm
+from bnrnn.scan.triton_shared.blocks import (
+    BATCH_SIZE,
+    CLOCK,
+    RUNNING,
+    STEPS,
+    add,
+    address,
+    gate_columns,
+    join_gates,
+    join_two,
+    normalized,
+    product,
+    split_gates,
+    split_two,
+    tanh,
+    through_norm,
+    vector,
+)
+
+ENTRIES = ("clock", "steps", "batch_size", "running", "x", "normal_x", "a", "states", "normal", "entering", "weight",
+           "state", "product", "bias", "gamma_x", "gamma_s", "beta_s", "gamma_z", "mean_x", "var_x", "mean_s", "var_s",
+           "mean_z", "var_z", "dy", "ds", "dx", "dbias", "dgamma_x", "dgamma_s", "dbeta_s", "dgamma_z")  # fmt: skip
+(X, NORMAL_X, A, STATES, NORMAL, ENTERING, WEIGHT, STATE, PRODUCT, BIAS, GAMMA_X, GAMMA_S, BETA_S, GAMMA_Z, MEAN_X,
+ VAR_X, MEAN_S, VAR_S, MEAN_Z, VAR_Z, DY, DS, DX, DBIAS, DGAMMA_X, DGAMMA_S, DBETA_S,
+ DGAMMA_Z) = (tl.constexpr(i) for i in range(4, len(ENTRIES)))  # fmt: skip
 
 
 @no_type_check
 @triton.jit
-def _scaled(v, row, rows, columns, mask, valid, gamma, bias):
-    """gamma v + bias for a tile."""
-    v = tl.load(v + rows[:, None] * row + columns[None, :], mask=mask, other=0.0)
-    if gamma is not None:
-        v *= tl.load(gamma + columns, mask=valid, other=0.0)[None, :]
-    if bias is not None:
-        v += tl.load(bias + columns, mask=valid, other=0.0)[None, :]
-    return v
+def _next(table, t, d, T, B, L: tl.constexpr, TOP: tl.constexpr, BATCH: tl.constexpr, PADDED: tl.constexpr):
+    """Of the layer after layer d of step t: the number of sequences, 0 after the last; its number; its statistics' row.
 
-
-@no_type_check
-@triton.jit
-def _enter(state, normal, entering, units, valid, count, gamma, beta, mean, var, eps, BATCH: tl.constexpr,
-           B: tl.constexpr, H: tl.constexpr, TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """For the first `count` rows, write the normalized state to `normal` and its scaled value to `entering`."""
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        here = rows[:, None] * H + units[None, :]
-        mask = (rows < count)[:, None] & valid[None, :]  # other rows must be 0: they are multiplied with gradients of 0
-        tl.store(normal + here, tl.load(state + here, mask=mask, other=0.0), mask=(rows < B)[:, None] & valid[None, :])
-    tl.debug_barrier()
-    standardize(normal, H, units, valid, count, mean, var, eps, BATCH, B, TILE, J)
-    tl.debug_barrier()
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        mask = (rows < count)[:, None] & valid[None, :]
-        v = _scaled(normal, H, rows, units, mask, valid, gamma, beta)
-        tl.store(entering + rows[:, None] * H + units[None, :], v, mask=mask)
-
-
-@no_type_check
-@triton.jit
-def enter_first(states, normal, entering, gamma_s, beta_s, mean_s, var_s, running, eps, B: tl.constexpr,
-                H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, BATCH: tl.constexpr):  # fmt: skip
-    """Normalize the initial state, which enters the first layer of the first step."""
-    units = tl.program_id(0) * J + tl.arange(0, J)
-    count = tl.load(running) if running is not None else B
-    _enter(states, normal, entering, units, units < H, count, gamma_s, beta_s, mean_s, var_s, eps, BATCH, B, H, TILE, J)
-
-
-@no_type_check
-@triton.jit(do_not_specialize=["t", "d"])
-def forward_layer(t, d, x, a, states, normal, entering, weight, bias, gamma_x, gamma_s, beta_s, gamma_z, mean_x, var_x,
-                  mean_s, var_s, mean_z, var_z, running, eps, B: tl.constexpr, H: tl.constexpr, Q: tl.constexpr,
-                  D: tl.constexpr, L: tl.constexpr, FIRST: tl.constexpr, ENTERED: tl.constexpr,
-                  NEXT_ENTERS: tl.constexpr, TOP: tl.constexpr, KEEP: tl.constexpr, J: tl.constexpr,
-                  TILE: tl.constexpr, K: tl.constexpr, BATCH: tl.constexpr, FUSED: tl.constexpr, LOW: tl.constexpr,
-                  WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Forward pass of layer d of step t: write a and states[place + 1], and, if NEXT_ENTERS, normalize the latter.
-
-    There are Q gates, and the first L layers normalize the state that enters them. FIRST means d = 0, TOP means
-    d = D - 1, ENTERED means d < L. Without KEEP, all layers share one a and one normal. Without FUSED, a contains the
-    recurrent product on entry.
+    Those of the batch have a row after the last step, those of the population have not.
     """
-    units = tl.program_id(0) * J + tl.arange(0, J)
-    valid = units < H
-    G: tl.constexpr = Q * H
-    n = tl.load(running + t) if running is not None else B
-    t, place = t.to(tl.int64), t.to(tl.int64) * D + d
-    x += t * B * G
+    if TOP:
+        t, d = t + 1, d - d
+    else:
+        d = d + 1
+    count = tl.load(address(table, RUNNING, tl.int32) + t) if PADDED else tl.where(t < T, B, 0)
+    return count, d, (t if BATCH else tl.minimum(t, T - 1)) * L + d, t * L + d
+
+
+@no_type_check
+@triton.jit
+def _gates(a, table, d, columns, present, G: tl.constexpr, Q: tl.constexpr, Z: tl.constexpr, SHIFTED: tl.constexpr,
+           TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
+    """The values h, t and c of a layer, from its sums before scale and shift."""
+    if Z:
+        a = a * vector(table, GAMMA_Z, d * G, columns, present)
+    if SHIFTED:
+        a = a + vector(table, BIAS, d * G, columns, present)
+    if Q == 3:
+        h, transform, carry, _ = split_gates(a, TILE, J)
+        return tanh(h), tl.sigmoid(transform), tl.sigmoid(carry)
+    elif Q == 2:
+        h, transform = split_two(a, TILE, J)
+        return tanh(h), tl.sigmoid(transform), 1.0 - tl.sigmoid(transform)
+    else:
+        return tanh(a), tl.full([TILE, J], 1.0, tl.float32), tl.zeros([TILE, J], tl.float32)
+
+
+@no_type_check
+@triton.jit
+def _entering(state, table, t, d, T, B, rows, units, valid, eps, H: tl.constexpr, L: tl.constexpr, TOP: tl.constexpr,
+              STATE_SHIFTED: tl.constexpr, BATCH: tl.constexpr, PADDED: tl.constexpr, KEEP: tl.constexpr):  # fmt: skip
+    """The state that enters the layer after layer d of step t: normalized, with scale and shift; 0 if it ended."""
+    count, d_next, row, at = _next(table, t, d, T, B, L, TOP, BATCH, PADDED)
+    mask = (rows < count)[:, None] & valid[None, :]
+    v = normalized(state, mask, tl.maximum(count, 1), address(table, MEAN_S) + row * H, address(table, VAR_S) + row * H,
+                   units, valid, eps, BATCH)  # fmt: skip
     if KEEP:
-        a += place * B * G
-    before = states + place * B * H
-    state = before + B * H
-    gamma_z = gamma_z + d * G if gamma_z is not None else gamma_z
-    bias = bias + d * G if bias is not None else bias
-
-    if FUSED:
-        left = entering + (place % 2) * B * H if ENTERED else before
-        weight += d * G * H
-        for first in range(0, B, TILE):
-            rows = first + tl.arange(0, TILE)
-            for gate in tl.static_range(Q):
-                total = product_tile(left, H, rows, n, weight, 1, H, gate * H + units, valid, H, J, TILE, K, LOW, WIDEN,
-                                     PRECISION)  # fmt: skip
-                mask = (rows < n)[:, None] & valid[None, :]
-                tl.store(a + rows[:, None] * G + gate * H + units[None, :], total, mask=mask)
-        tl.debug_barrier()  # other threads may read the values that a thread has written
-    if FIRST:
-        for gate in tl.static_range(Q):
-            columns = gate * H + units
-            if gamma_x is not None:
-                standardize(x, G, columns, valid, n, mean_x + t * G, var_x + t * G, eps, BATCH, B, TILE, J)
-        tl.debug_barrier()
-        for first in range(0, B, TILE):
-            rows = first + tl.arange(0, TILE)
-            mask = (rows < n)[:, None] & valid[None, :]
-            for gate in tl.static_range(Q):
-                columns = gate * H + units
-                here = rows[:, None] * G + columns[None, :]
-                of_x = _scaled(x, G, rows, columns, mask, valid, gamma_x, None)
-                tl.store(a + here, tl.load(a + here, mask=mask, other=0.0) + of_x, mask=mask)
-        tl.debug_barrier()
-    if gamma_z is not None:
-        for gate in tl.static_range(Q):
-            columns = gate * H + units
-            standardize(a, G, columns, valid, n, mean_z + place * G, var_z + place * G, eps, BATCH, B, TILE, J)
-        tl.debug_barrier()
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        all_rows = (rows < B)[:, None] & valid[None, :]
-        mask = (rows < n)[:, None] & valid[None, :]
         here = rows[:, None] * H + units[None, :]
-        h = tanh(_scaled(a, G, rows, units, mask, valid, gamma_z, bias))
-        transform = tl.sigmoid(_scaled(a, G, rows, H + units, mask, valid, gamma_z, bias))
-        carry = 1.0 - transform
-        if Q == 3:
-            carry = tl.sigmoid(_scaled(a, G, rows, 2 * H + units, mask, valid, gamma_z, bias))
-        now = tl.load(before + here, mask=all_rows, other=0.0)
-        tl.store(state + here, tl.where(mask, h * transform + now * carry, now), mask=all_rows)
-    if NEXT_ENTERS:
-        tl.debug_barrier()
-        if TOP:
-            t_next, d_next = t + 1, d - d
-        else:
-            t_next, d_next = t, d + 1
-        count = tl.load(running + t_next) if running is not None else B
-        at = t_next * L + d_next
-        if KEEP:
-            normal += at * B * H
-        beta_s = beta_s + d_next * H if beta_s is not None else beta_s
-        _enter(state, normal, entering + ((place + 1) % 2) * B * H, units, valid, count, gamma_s + d_next * H,
-               beta_s, mean_s + at * H, var_s + at * H, eps, BATCH, B, H, TILE, J)  # fmt: skip
+        tl.store(address(table, NORMAL) + at * B * H + here, v, mask=(rows < B)[:, None] & valid[None, :])
+    v = v * vector(table, GAMMA_S, d_next * H, units, valid)
+    if STATE_SHIFTED:
+        v = v + vector(table, BETA_S, d_next * H, units, valid)
+    return tl.where(mask, v, 0.0)
 
 
 @no_type_check
 @triton.jit
-def _leave(ds, dv, normal, units, valid, count, gamma, dgamma, dbeta, var, eps, NORMALIZED: tl.constexpr,
-           BATCH: tl.constexpr, B: tl.constexpr, H: tl.constexpr, TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """Backpropagate dv (B, H) through the normalization of an entering state and add the result to ds."""
-    if NORMALIZED:
-        scale, mean, mean_v = norm_terms(normal, dv, H, units, valid, count, gamma, dgamma, var, eps, BATCH, B, TILE, J)
-    total = tl.zeros([J], tl.float32)
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        mask = (rows < count)[:, None] & valid[None, :]
-        here = rows[:, None] * H + units[None, :]
-        back = tl.load(dv + here, mask=mask, other=0.0)
-        total += tl.sum(back, axis=0)
-        if NORMALIZED:
-            back = scale[None, :] * (
-                back - mean[None, :] - tl.load(normal + here, mask=mask, other=0.0) * mean_v[None, :]
-            )
-        tl.store(ds + here, tl.load(ds + here, mask=mask, other=0.0) + back, mask=mask)
-    if NORMALIZED:  # noqa: SIM102 -- Triton evaluates both at compile time, and needs separate branches
-        if dbeta is not None:
-            add(dbeta, units, valid, total)
-
-
-@no_type_check
-@triton.jit
-def leave_first(normal, gamma_s, beta_s, var_s, running, dv, ds, dgamma_s, dbeta_s, eps, B: tl.constexpr,
-                H: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, ENTERED: tl.constexpr,
-                BATCH: tl.constexpr):  # fmt: skip
-    """Complete ds, the gradient of the initial state, by the contribution of dv (B, H)."""
-    units = tl.program_id(0) * J + tl.arange(0, J)
-    count = tl.load(running) if running is not None else B
-    _leave(ds, dv, normal, units, units < H, count, gamma_s, dgamma_s, dbeta_s, var_s, eps, ENTERED, BATCH, B, H, TILE,
-           J)  # fmt: skip
-
-
-@no_type_check
-@triton.jit(do_not_specialize=["t", "d"])
-def backward_layer(t, d, x, a, states, normal, weight, bias, gamma_x, gamma_s, beta_s, gamma_z, var_x, var_s, var_z,
-                   running, eps, dy, ds, dv, da, dbias, dgamma_x, dgamma_s, dbeta_s, dgamma_z, B: tl.constexpr,
-                   H: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, L: tl.constexpr, FIRST: tl.constexpr,
-                   TOP: tl.constexpr, LAST: tl.constexpr, NEXT_ENTERED: tl.constexpr, J: tl.constexpr,
-                   TILE: tl.constexpr, K: tl.constexpr, BATCH: tl.constexpr, FUSED: tl.constexpr, LOW: tl.constexpr,
-                   WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Backward pass of layer d of step t: overwrite a (and x, if FIRST) with gradients; add to those of the parameters.
-
-    On entry, ds is the gradient of the layer's output without the part that flows through R of the next layer; without
-    FUSED, dv contains the gradient of the input of that R. At the LAST place, ds is complete. On return, ds is the
-    gradient of the layer's input without the part that flows through R of this layer. da (B, Q H) is scratch memory.
-    """
-    units = tl.program_id(0) * J + tl.arange(0, J)
-    valid = units < H
+def _sums(before, table, t, d, place, B, n, rows, columns, present, eps, H: tl.constexpr, Q: tl.constexpr,
+          P: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, IX: tl.constexpr, Z: tl.constexpr,
+          BATCH: tl.constexpr, KEEP: tl.constexpr, FUSED: tl.constexpr, FIRST: tl.constexpr, ENTERED: tl.constexpr,
+          LOW: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The sums of a layer, normalized if Z. Without FUSED, cuBLAS has computed the product."""
     G: tl.constexpr = Q * H
-    n = tl.load(running + t) if running is not None else B
-    t, place = t.to(tl.int64), t.to(tl.int64) * D + d
-    before = states + place * B * H
-    a += place * B * G
-
-    if not LAST:
-        if TOP:
-            t_next, d_next = t + 1, d - d
-        else:
-            t_next, d_next = t, d + 1
-        count = tl.load(running + t_next) if running is not None else B
-        if FUSED:
-            a_next = a + B * G
-            for first in range(0, B, TILE):
-                rows = first + tl.arange(0, TILE)
-                total = product_tile(a_next, G, rows, count, weight + d_next * G * H, H, 1, units, valid, G, J, TILE, K,
-                                     LOW, WIDEN, PRECISION)  # fmt: skip
-                mask = (rows < B)[:, None] & valid[None, :]
-                tl.store(dv + rows[:, None] * H + units[None, :], total, mask=mask)
-            tl.debug_barrier()
-        at = t_next * L + d_next
-        normal = normal + at * B * H if normal is not None else normal
-        gamma_s = gamma_s + d_next * H if gamma_s is not None else gamma_s
-        dgamma_s = dgamma_s + d_next * H if dgamma_s is not None else dgamma_s
-        dbeta_s = dbeta_s + d_next * H if dbeta_s is not None else dbeta_s
-        var_s = var_s + at * H if var_s is not None else var_s
-        _leave(ds, dv, normal, units, valid, count, gamma_s, dgamma_s, dbeta_s, var_s, eps, NEXT_ENTERED, BATCH, B, H,
-               TILE, J)  # fmt: skip
-        tl.debug_barrier()
-
-    gamma_z = gamma_z + d * G if gamma_z is not None else gamma_z
-    bias = bias + d * G if bias is not None else bias
-    dgamma_z = dgamma_z + d * G if dgamma_z is not None else dgamma_z
-    dbias = dbias + d * G if dbias is not None else dbias
-    var_z = var_z + place * G if var_z is not None else var_z
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        all_rows = (rows < B)[:, None] & valid[None, :]
-        mask = (rows < n)[:, None] & valid[None, :]
-        here = rows[:, None] * H + units[None, :]
-        grad = tl.load(ds + here, mask=all_rows, other=0.0)
-        if TOP:
-            grad += tl.load(dy + t * B * H + here, mask=all_rows, other=0.0)
-        h = tanh(_scaled(a, G, rows, units, mask, valid, gamma_z, bias))
-        transform = tl.sigmoid(_scaled(a, G, rows, H + units, mask, valid, gamma_z, bias))
-        now = tl.load(before + here, mask=mask, other=0.0)
-        wide = rows[:, None] * G + units[None, :]
-        slope = grad * transform * (1.0 - transform)
-        tl.store(da + wide, tl.where(mask, grad * transform * (1.0 - h * h), 0.0), mask=all_rows)
-        if Q == 3:
-            carry = tl.sigmoid(_scaled(a, G, rows, 2 * H + units, mask, valid, gamma_z, bias))
-            tl.store(da + wide + H, tl.where(mask, slope * h, 0.0), mask=all_rows)
-            tl.store(da + wide + 2 * H, tl.where(mask, grad * now * carry * (1.0 - carry), 0.0), mask=all_rows)
-        else:
-            carry = 1.0 - transform
-            tl.store(da + wide + H, tl.where(mask, slope * (h - now), 0.0), mask=all_rows)
-        tl.store(ds + here, tl.where(mask, grad * carry, grad), mask=all_rows)
-    tl.debug_barrier()
-    for gate in tl.static_range(Q):
-        columns = gate * H + units
-        if bias is not None:
-            total = tl.zeros([J], tl.float32)
-            for first in range(0, B, TILE):
-                rows = first + tl.arange(0, TILE)
-                mask = (rows < n)[:, None] & valid[None, :]
-                total += tl.sum(tl.load(da + rows[:, None] * G + columns[None, :], mask=mask, other=0.0), axis=0)
-            add(dbias, columns, valid, total)
-        through_norm(a, da, G, columns, valid, n, gamma_z, dgamma_z, var_z, eps, BATCH, B, TILE, J)
+    here = rows[:, None] * G + columns[None, :]
+    mask = (rows < n)[:, None] & present[None, :]
+    if FUSED:
+        left = address(table, ENTERING) + (place % 2) * B * H if ENTERED else before
+        a = product(left, rows, n, address(table, WEIGHT, LOW) + d * G * H, columns, present, H, P * J, TILE, K, LOW,
+                    WIDEN, PRECISION)  # fmt: skip
+    else:
+        a = tl.load(address(table, PRODUCT, LOW) + here, mask=mask, other=0.0).to(tl.float32)
     if FIRST:
-        x += t * B * G
-        var_x = var_x + t * G if var_x is not None else var_x
-        tl.debug_barrier()
-        for gate in tl.static_range(Q):
-            through_norm(x, a, G, gate * H + units, valid, n, gamma_x, dgamma_x, var_x, eps, BATCH, B, TILE, J)
+        x = tl.load(address(table, X) + t * B * G + here, mask=mask, other=0.0)
+        if IX:
+            x = normalized(x, mask, n, address(table, MEAN_X) + t * G, address(table, VAR_X) + t * G, columns, present,
+                           eps, BATCH)  # fmt: skip
+            if KEEP:
+                tl.store(address(table, NORMAL_X) + t * B * G + here, x, mask=mask)
+            x = x * vector(table, GAMMA_X, 0, columns, present)
+        a += x
+    if Z:
+        a = normalized(a, mask, n, address(table, MEAN_Z) + place * G, address(table, VAR_Z) + place * G, columns,
+                       present, eps, BATCH)  # fmt: skip
+    if KEEP:
+        tl.store(address(table, A) + place * B * G + here, a, mask=mask)
+    return a
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["offset", "d"])
+def forward_layer(table, offset, d, eps, H: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
+                  J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, IX: tl.constexpr, Z: tl.constexpr,
+                  SHIFTED: tl.constexpr, STATE_SHIFTED: tl.constexpr, BATCH: tl.constexpr, PADDED: tl.constexpr,
+                  KEEP: tl.constexpr, FUSED: tl.constexpr, FIRST: tl.constexpr, TOP: tl.constexpr,
+                  ENTERED: tl.constexpr, NEXT_ENTERS: tl.constexpr, LOW: tl.constexpr, WIDEN: tl.constexpr,
+                  PRECISION: tl.constexpr):  # fmt: skip
+    """Forward pass of layer d of step clock + offset: write a and the state; normalize the latter if NEXT_ENTERS.
+
+    IX and Z say whether the input and the sums are normalized, SHIFTED and STATE_SHIFTED whether the sums and the
+    entering states are shifted, ENTERED whether this layer normalizes the state that enters it. FIRST means d = 0, TOP
+    means d = D - 1. Without KEEP, a and the normalized values are not kept.
+    """
+    G: tl.constexpr = Q * H
+    P: tl.constexpr = 4 if Q == 3 else Q
+    t, T, B = tl.load(table + CLOCK) + offset, tl.load(table + STEPS), tl.load(table + BATCH_SIZE).to(tl.int32)
+    rows, units = tl.arange(0, TILE), tl.program_id(0) * J + tl.arange(0, J)
+    columns, present = gate_columns(tl.program_id(0) * J, H, Q, P, J)
+    valid = units < H
+    n = tl.load(address(table, RUNNING, tl.int32) + t) if PADDED else B
+    place = t * D + d
+    of_units = rows[:, None] * H + units[None, :]
+    running = (rows < n)[:, None] & valid[None, :]
+    every = (rows < B)[:, None] & valid[None, :]
+    before = address(table, STATES) + place * B * H
+
+    a = _sums(before, table, t, d, place, B, n, rows, columns, present, eps, H, Q, P, J, TILE, K, IX, Z, BATCH, KEEP,
+              FUSED, FIRST, ENTERED, LOW, WIDEN, PRECISION)  # fmt: skip
+    h, transform, carry = _gates(a, table, d, columns, present, G, Q, Z, SHIFTED, TILE, J)
+    now = tl.load(before + of_units, mask=every, other=0.0)
+    state = tl.where(running, h * transform + now * carry, now)
+    tl.store(before + B * H + of_units, state, mask=every)
+    if NEXT_ENTERS:
+        state = _entering(state, table, t, d, T, B, rows, units, valid, eps, H, L, TOP, STATE_SHIFTED, BATCH, PADDED,
+                          KEEP)  # fmt: skip
+        if FUSED:
+            tl.store(address(table, ENTERING) + ((place + 1) % 2) * B * H + of_units, state, mask=every)
+    if not FUSED:
+        tl.store(address(table, STATE, LOW) + of_units, state.to(LOW), mask=every)
+
+
+@no_type_check
+@triton.jit
+def _leaving(table, t, d, T, B, rows, units, valid, eps, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+             L: tl.constexpr, TOP: tl.constexpr, NEXT_ENTERED: tl.constexpr, STATE_SHIFTED: tl.constexpr,
+             BATCH: tl.constexpr, PADDED: tl.constexpr, FUSED: tl.constexpr, J: tl.constexpr, TILE: tl.constexpr,
+             K: tl.constexpr, LOW: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The gradient of a layer's output that flows through R of the next layer: 0 after the last."""
+    count, d_next, row, at = _next(table, t, d, T, B, L, TOP, BATCH, PADDED)
+    mask = (rows < count)[:, None] & valid[None, :]
+    if FUSED:
+        left, right = address(table, A) + (t * D + d + 1) * B * G, address(table, WEIGHT, LOW) + d_next * G * H
+        dv = product(left, rows, count, right, units, valid, G, J, TILE, K, LOW, WIDEN, PRECISION)
+    else:
+        dv = tl.load(address(table, PRODUCT, LOW) + rows[:, None] * H + units[None, :], mask=mask, other=0.0)
+        dv = dv.to(tl.float32)
+    if NEXT_ENTERED:
+        total = tl.sum(dv, axis=0)
+        v = tl.load(address(table, NORMAL) + at * B * H + rows[:, None] * H + units[None, :], mask=mask, other=0.0)
+        if STATE_SHIFTED:
+            add(address(table, DBETA_S) + d_next * H, units, valid, total)
+        dv = through_norm(dv, total, v, mask, tl.maximum(count, 1), address(table, GAMMA_S) + d_next * H,
+                          address(table, DGAMMA_S) + d_next * H, address(table, VAR_S) + row * H, units, valid, eps,
+                          BATCH)  # fmt: skip
+    return dv
+
+
+@no_type_check
+@triton.jit
+def _through_gates(grad, h, transform, carry, now, mask, Q: tl.constexpr, TILE: tl.constexpr, J: tl.constexpr):
+    """The gradient of the gates' pre-activations, from that of the layer's output."""
+    of_h, slope = grad * transform * (1.0 - h * h), grad * transform * (1.0 - transform)
+    if Q == 3:
+        of_carry = grad * now * carry * (1.0 - carry)
+        da = join_gates(of_h, slope * h, of_carry, tl.zeros([TILE, J], tl.float32), TILE, J)
+    elif Q == 2:
+        da = join_two(of_h, slope * (h - now), TILE, J)
+    else:
+        da = of_h
+    return tl.where(mask, da, 0.0)
+
+
+@no_type_check
+@triton.jit(do_not_specialize=["offset", "d"])
+def backward_layer(table, offset, d, eps, H: tl.constexpr, Q: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
+                   J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, IX: tl.constexpr, Z: tl.constexpr,
+                   SHIFTED: tl.constexpr, STATE_SHIFTED: tl.constexpr, BATCH: tl.constexpr, PADDED: tl.constexpr,
+                   FUSED: tl.constexpr, FIRST: tl.constexpr, TOP: tl.constexpr, NEXT_ENTERED: tl.constexpr,
+                   LOW: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """Backward pass of layer d of step clock - offset: overwrite a with its gradient, and write dx if FIRST.
+
+    On entry, ds is the gradient of the layer's output without the part that flows through R of the next layer. On
+    return, it is the gradient of the layer's input without the part that flows through R of this layer. Adds to the
+    gradients of the parameters. dx may have the memory of normal_x.
+    """
+    G: tl.constexpr = Q * H
+    P: tl.constexpr = 4 if Q == 3 else Q
+    t, T, B = tl.load(table + CLOCK) - offset, tl.load(table + STEPS), tl.load(table + BATCH_SIZE).to(tl.int32)
+    rows, units = tl.arange(0, TILE), tl.program_id(0) * J + tl.arange(0, J)
+    columns, present = gate_columns(tl.program_id(0) * J, H, Q, P, J)
+    valid = units < H
+    n = tl.load(address(table, RUNNING, tl.int32) + t) if PADDED else B
+    place = t * D + d
+    of_gates = rows[:, None] * G + columns[None, :]
+    of_units = rows[:, None] * H + units[None, :]
+    gates_mask = (rows < n)[:, None] & present[None, :]
+    running = (rows < n)[:, None] & valid[None, :]
+    every = (rows < B)[:, None] & valid[None, :]
+
+    ds = address(table, DS) + of_units
+    grad = tl.load(ds, mask=every, other=0.0)
+    grad += _leaving(table, t, d, T, B, rows, units, valid, eps, H, G, D, L, TOP, NEXT_ENTERED, STATE_SHIFTED, BATCH,
+                     PADDED, FUSED, J, TILE, K, LOW, WIDEN, PRECISION)  # fmt: skip
+    if TOP:
+        grad += tl.load(address(table, DY) + t * B * H + of_units, mask=every, other=0.0)
+    a = tl.load(address(table, A) + place * B * G + of_gates, mask=gates_mask, other=0.0)
+    now = tl.load(address(table, STATES) + place * B * H + of_units, mask=running, other=0.0)
+    h, transform, carry = _gates(a, table, d, columns, present, G, Q, Z, SHIFTED, TILE, J)
+    da = _through_gates(grad, h, transform, carry, now, gates_mask, Q, TILE, J)
+    total = tl.sum(da, axis=0)
+    if SHIFTED:
+        add(address(table, DBIAS) + d * G, columns, present, total)
+    if Z:
+        da = through_norm(da, total, a, gates_mask, n, address(table, GAMMA_Z) + d * G,
+                          address(table, DGAMMA_Z) + d * G, address(table, VAR_Z) + place * G, columns, present, eps,
+                          BATCH)  # fmt: skip
+    dx = da
+    if FIRST and IX:
+        x = tl.load(address(table, NORMAL_X) + t * B * G + of_gates, mask=gates_mask, other=0.0)
+        dx = through_norm(da, tl.sum(da, axis=0), x, gates_mask, n, address(table, GAMMA_X), address(table, DGAMMA_X),
+                          address(table, VAR_X) + t * G, columns, present, eps, BATCH)  # fmt: skip
+    tl.debug_barrier()  # all threads have loaded what is overwritten now
+    all_gates = (rows < B)[:, None] & present[None, :]
+    tl.store(ds, tl.where(running, grad * carry, grad), mask=every)
+    tl.store(address(table, A) + place * B * G + of_gates, da, mask=all_gates)
+    if FIRST:
+        tl.store(address(table, DX) + t * B * G + of_gates, dx, mask=all_gates)
+    if not FUSED:
+        tl.store(address(table, STATE, LOW) + of_gates, da.to(LOW), mask=all_gates)

@@ -1,10 +1,11 @@
-"""Operations on a block of J units for the whole batch, which the Triton kernels of all recurrences share.
+"""Operations on register tiles, which the Triton kernels of all recurrences share.
 
-A batch that is larger than a tile is processed tile by tile. `at` points to rows of `row` elements; `columns` are the
-columns of the block, and `valid` masks those that exist. The first `count` rows are normalized and counted.
+A program computes J units, with their P gates, for the whole batch of one replica, so it needs no batch statistics of
+other programs. A tile (TILE, P J) has one row for each sequence; gate p of unit j is in column p J + j. Sizes of tiles
+are powers of two: TILE is at least B, and P is 4 for three gates. A mask says which elements exist.
 
-A pointer may be None. It is advanced by a conditional expression in place: Triton 3.6 accepts no function that returns
-None.
+Kernels read the addresses and sizes of a scan from a table in memory (see launches.py), whose first entries are the
+constants below.
 """
 
 from typing import no_type_check
@@ -12,53 +13,64 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-
-@no_type_check
-@triton.jit
-def moments(at, row, columns, valid, count, B: tl.constexpr, TILE: tl.constexpr, J: tl.constexpr):
-    """Mean and biased variance over the first `count` rows, in two passes."""
-    total = tl.zeros([J], tl.float32)
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        mask = (rows < count)[:, None] & valid[None, :]
-        total += tl.sum(tl.load(at + rows[:, None] * row + columns[None, :], mask=mask, other=0.0), axis=0)
-    mean = total / count
-    squares = tl.zeros([J], tl.float32)
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        mask = (rows < count)[:, None] & valid[None, :]
-        v = tl.load(at + rows[:, None] * row + columns[None, :], mask=mask, other=0.0)
-        d = tl.where(mask, v - mean[None, :], 0.0)
-        squares += tl.sum(d * d, axis=0)
-    return mean, squares / count
+CLOCK, STEPS, BATCH_SIZE, RUNNING = (tl.constexpr(i) for i in range(4))
+MOST_SPINS = tl.constexpr(2**20)  # about a second: a barrier that was not passed by then is a fault
 
 
 @no_type_check
 @triton.jit
-def statistics(at, row, columns, valid, count, means, vars, eps, BATCH: tl.constexpr, B: tl.constexpr,
-                TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """Mean and 1 / sqrt(var + eps). If BATCH, compute the statistics from the batch and store them; else load them."""
-    if BATCH:
-        mean, var = moments(at, row, columns, valid, count, B, TILE, J)
-        tl.store(means + columns, mean, mask=valid)
-        tl.store(vars + columns, var, mask=valid)
-    else:
-        mean = tl.load(means + columns, mask=valid, other=0.0)
-        var = tl.load(vars + columns, mask=valid, other=1.0)
-    return mean, 1.0 / tl.sqrt(var + eps)
+def address(table, entry: tl.constexpr, DTYPE: tl.constexpr = tl.float32):
+    """The address in an entry of the table. All are multiples of 16 bytes, so that vectors of four can be loaded."""
+    return tl.multiple_of(tl.load(table + entry).to(tl.pointer_type(DTYPE)), 16)
 
 
 @no_type_check
 @triton.jit
-def standardize(at, row, columns, valid, count, means, vars, eps, BATCH: tl.constexpr, B: tl.constexpr,
-                 TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """Normalize the first `count` rows in place."""
-    mean, rstd = statistics(at, row, columns, valid, count, means, vars, eps, BATCH, B, TILE, J)
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        mask = (rows < count)[:, None] & valid[None, :]
-        here = at + rows[:, None] * row + columns[None, :]
-        tl.store(here, (tl.load(here, mask=mask, other=0.0) - mean[None, :]) * rstd[None, :], mask=mask)
+def vector(table, entry: tl.constexpr, offset, columns, valid):
+    """Values of the columns of a tile, as a row."""
+    return tl.load(address(table, entry) + offset + columns, mask=valid, other=0.0)[None, :]
+
+
+@no_type_check
+@triton.jit
+def gate_columns(first, H: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, J: tl.constexpr):
+    """Column of each element of a tile's row in an array (rows, Q H), from unit `first` on; whether it exists."""
+    wide = tl.arange(0, P * J)
+    unit, gate = first + wide % J, wide // J
+    return gate * H + unit, (unit < H) & (gate < Q)
+
+
+@no_type_check
+@triton.jit
+def split_gates(tile, TILE: tl.constexpr, J: tl.constexpr):
+    """The four gates (TILE, J) of a tile."""
+    pairs = tl.reshape(tl.permute(tl.reshape(tile, (TILE, 4, J)), (0, 2, 1)), (TILE, J, 2, 2))
+    even, odd = tl.split(pairs)
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@no_type_check
+@triton.jit
+def join_gates(first, second, third, fourth, TILE: tl.constexpr, J: tl.constexpr):
+    """The tile of four gates (TILE, J)."""
+    pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
+    return tl.reshape(tl.permute(tl.reshape(pairs, (TILE, J, 4)), (0, 2, 1)), (TILE, 4 * J))
+
+
+@no_type_check
+@triton.jit
+def split_two(tile, TILE: tl.constexpr, J: tl.constexpr):
+    """The two gates (TILE, J) of a tile."""
+    return tl.split(tl.permute(tl.reshape(tile, (TILE, 2, J)), (0, 2, 1)))
+
+
+@no_type_check
+@triton.jit
+def join_two(first, second, TILE: tl.constexpr, J: tl.constexpr):
+    """The tile of two gates (TILE, J)."""
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (TILE, 2 * J))
 
 
 @no_type_check
@@ -78,19 +90,41 @@ def tanh(x):
 
 @no_type_check
 @triton.jit
-def product_tile(left, row, rows, running, right, right_row, right_column, columns, valid, DEPTH: tl.constexpr,
-                 J: tl.constexpr, TILE: tl.constexpr, K: tl.constexpr, LOW: tl.constexpr, WIDEN: tl.constexpr,
-                 PRECISION: tl.constexpr):  # fmt: skip
-    """A tile of left @ right: the given `rows`, where rows from `running` on are treated as 0, and J `columns`."""
-    total = tl.zeros([TILE, J], tl.float32)
+def product(left, rows, count, right, columns, valid, DEPTH: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+            K: tl.constexpr, LOW: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """A tile (TILE, WIDTH) of left @ right^T: all rows, where those from `count` on are 0, and some columns.
+
+    Both factors have rows of DEPTH elements; `right` already has the precision LOW.
+    """
+    total = tl.zeros([TILE, WIDTH], tl.float32)
     for k in range(0, DEPTH, K):
         depth = k + tl.arange(0, K)
-        a = tl.load(left + rows[:, None] * row + depth[None, :],
-                    mask=(rows < running)[:, None] & (depth < DEPTH)[None, :], other=0.0)  # fmt: skip
-        b = tl.load(right + depth[:, None] * right_row + columns[None, :] * right_column,
+        a = tl.load(left + rows[:, None] * DEPTH + depth[None, :],
+                    mask=(rows < count)[:, None] & (depth < DEPTH)[None, :], other=0.0)  # fmt: skip
+        b = tl.load(right + columns[None, :] * DEPTH + depth[:, None],
                     mask=(depth < DEPTH)[:, None] & valid[None, :], other=0.0)  # fmt: skip
-        total += tl.dot(lowered(a, LOW, WIDEN), lowered(b, LOW, WIDEN), input_precision=PRECISION)
+        total = tl.dot(lowered(a, LOW, WIDEN), lowered(b, LOW, WIDEN), total, input_precision=PRECISION)
     return total
+
+
+@no_type_check
+@triton.jit
+def normalized(v, mask, count, means, variances, columns, valid, eps, BATCH: tl.constexpr):
+    """Normalize a tile; 0 outside the mask. If BATCH, with its statistics over `count` rows, which are stored.
+
+    The variance takes a second pass, over registers: E[v²] - E[v]² would lose digits.
+    """
+    if BATCH:
+        mean = tl.sum(tl.where(mask, v, 0.0), axis=0) / count
+        centred = tl.where(mask, v - mean[None, :], 0.0)
+        var = tl.sum(centred * centred, axis=0) / count
+        tl.store(means + columns, mean, mask=valid)
+        tl.store(variances + columns, var, mask=valid)
+    else:
+        mean = tl.load(means + columns, mask=valid, other=0.0)
+        var = tl.load(variances + columns, mask=valid, other=1.0)
+        centred = tl.where(mask, v - mean[None, :], 0.0)
+    return centred * (1.0 / tl.sqrt(var + eps))[None, :]
 
 
 @no_type_check
@@ -101,41 +135,32 @@ def add(pointer, columns, valid, value):
 
 @no_type_check
 @triton.jit
-def norm_terms(at, da, row, columns, valid, count, gamma, dgamma, var, eps, BATCH: tl.constexpr, B: tl.constexpr,
-               TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """gamma rstd, m(da) and m(da at), for normalized values `at` and the gradient `da` of their scaled values.
+def through_norm(d, total, v, mask, count, gamma, dgamma, variances, columns, valid, eps, BATCH: tl.constexpr):
+    """The gradient of values before normalization; 0 outside the mask. Adds to dgamma.
 
-    m() is the mean over the batch. With population statistics, no gradient flows through them, so both means are 0.
-    Adds to dgamma.
+    v are the normalized values, d the gradient of gamma v and `total` its sum over the batch. With population
+    statistics no gradient flows through them.
     """
-    mean, mean_v = tl.zeros([J], tl.float32), tl.zeros([J], tl.float32)
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        mask = (rows < count)[:, None] & valid[None, :]
-        here = rows[:, None] * row + columns[None, :]
-        d = tl.load(da + here, mask=mask, other=0.0)
-        mean += tl.sum(d, axis=0)
-        mean_v += tl.sum(d * tl.load(at + here, mask=mask, other=0.0), axis=0)
-    add(dgamma, columns, valid, mean_v)
+    total_v = tl.sum(d * v, axis=0)
+    add(dgamma, columns, valid, total_v)
     scale = tl.load(gamma + columns, mask=valid, other=0.0)
-    scale /= tl.sqrt(tl.load(var + columns, mask=valid, other=1.0) + eps)
-    inverse = 1.0 / count if BATCH else 0.0
-    return scale, mean * inverse, mean_v * inverse
+    scale /= tl.sqrt(tl.load(variances + columns, mask=valid, other=1.0) + eps)
+    if BATCH:
+        d = d - (total / count)[None, :] - v * (total_v / count)[None, :]
+    return tl.where(mask, scale[None, :] * d, 0.0)
 
 
 @no_type_check
 @triton.jit
-def through_norm(at, da, row, columns, valid, count, gamma, dgamma, var, eps, BATCH: tl.constexpr, B: tl.constexpr,
-                 TILE: tl.constexpr, J: tl.constexpr):  # fmt: skip
-    """Overwrite normalized values with the gradient of the values before normalization; 0 after `count` rows."""
-    scale, mean, mean_v = tl.full([J], 1.0, tl.float32), tl.zeros([J], tl.float32), tl.zeros([J], tl.float32)
-    if gamma is not None:
-        scale, mean, mean_v = norm_terms(at, da, row, columns, valid, count, gamma, dgamma, var, eps, BATCH, B, TILE, J)
-    for first in range(0, B, TILE):
-        rows = first + tl.arange(0, TILE)
-        mask = (rows < count)[:, None] & valid[None, :]
-        here = rows[:, None] * row + columns[None, :]
-        d = tl.load(da + here, mask=mask, other=0.0)
-        if gamma is not None:
-            d = scale[None, :] * (d - mean[None, :] - tl.load(at + here, mask=mask, other=0.0) * mean_v[None, :])
-        tl.store(at + here, tl.where(mask, d, 0.0), mask=(rows < B)[:, None] & valid[None, :])
+def wait_for_all(arrived, target):
+    """Wait until the programs that share a counter have arrived `target` times together; all must be running.
+
+    What they stored before is then visible to this program.
+    """
+    tl.debug_barrier()  # all threads of this program have stored
+    seen = tl.atomic_add(arrived, 1) + 1
+    spins = 0
+    while (seen < target) & (spins < MOST_SPINS):
+        seen = tl.atomic_add(arrived, 0)
+        spins += 1
+    tl.debug_barrier()
