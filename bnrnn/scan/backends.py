@@ -6,7 +6,7 @@
 - `triton` is the same for GPUs.
 
 All engines give the same numbers, except for rounding. `auto` selects `cpu` or `triton` if they can run, otherwise
-`reference`.
+`reference`. On a GPU it first compares `triton` with `reference` (selfcheck.py), and selects `fused` if they differ.
 """
 
 import logging
@@ -30,6 +30,8 @@ OUTSIDE = (
     "on a GPU the scan stays outside of compiled programs: for fullgraph=True, bnrnn.scan.set_backend('reference')"
 )
 _chosen = "auto"
+_checks: list[Callable[[torch.device], str | None]] = []
+_problems: dict[torch.device, str | None] = {}  # what is wrong with the Triton engine, by device
 
 
 def set_backend(name: str) -> None:
@@ -68,7 +70,9 @@ def backend(device: torch.device, dtype: torch.dtype) -> str:
         )
     if _chosen != "auto":
         return _chosen
-    return "triton" if device.type == "cuda" and on_triton and _has(triton_engine) else "reference"
+    if device.type == "cuda" and on_triton and _has(triton_engine):
+        return "triton" if _is_right(device) else "fused"
+    return "reference"
 
 
 def recorded(device: torch.device) -> str:
@@ -110,6 +114,23 @@ def triton_engine(recurrence: str = "lstm") -> ModuleType:
         return import_module(f"bnrnn.scan.{recurrence}.triton")
     except ImportError as error:
         raise BnrnnError(f"backend=triton cannot be imported ({error}): pip install triton, or use auto") from error
+
+
+def check_with(find_problem: Callable[[torch.device], str | None]) -> None:
+    """Set the check of the Triton engine: it returns what is wrong on a device, or None."""
+    _checks[:] = [find_problem]
+
+
+def _is_right(device: torch.device) -> bool:
+    """Whether the Triton engine computes what the reference does. Found once per process; if not, the log says so."""
+    if torch.cuda.is_current_stream_capturing():  # the check would wait for the GPU, which a capture forbids
+        return True
+    if device not in _problems:
+        _problems[device] = next((text for find in _checks if (text := find(device)) is not None), None)
+        if _problems[device] is not None:
+            message = "The Triton engine is wrong on this machine (%s). The engine `fused` runs instead, more slowly."
+            logging.getLogger("bnrnn").warning(message, _problems[device])
+    return _problems[device] is None
 
 
 @cache
