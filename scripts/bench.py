@@ -76,13 +76,13 @@ def memory_of(shapes: dict[str, Shape], plan: Plan, device: torch.device, precis
 
 def everything(
     shapes: dict[str, Shape], plan: Plan, device: torch.device, precision: str, peers: bool
-) -> dict[str, Any]:
-    """Run the whole benchmark and return what is stored. Afterwards the engine is `auto`."""
+) -> Iterator[dict[str, Any]]:
+    """Run the benchmark, and yield what is to be stored after each case. Afterwards the engine is `auto`."""
     set_precision(device, precision)
     keep_heap()  # as in training: page faults on new memory may take a third of nn.LSTM's time
     has_memory = plan.memory and (device.type == "cuda" or CLEAR_REFS.exists())
     set_backend("auto")
-    return {
+    result = {
         "name": f"{device.type}-{plan.name}",
         "commit": git_commit(),
         "date": datetime.date.today().isoformat(),
@@ -93,9 +93,14 @@ def everything(
         "heap": "times: freed memory is kept, as in training (bnrnn.keep_heap); memory: the system's default",
         "shapes": {key: shape.about for key, shape in shapes.items()},
         "errors": errors_of(shapes, plan, device),
-        "rows": [measure(case, device, plan.seconds) for case in cases(shapes, plan, device, peers)],
-        "memory": memory_of(shapes, plan, device, precision) if has_memory else {},
+        "rows": [],
+        "memory": {},
     }
+    for case in cases(shapes, plan, device, peers):
+        result["rows"].append(measure(case, device, plan.seconds))
+        yield result
+    if has_memory:
+        yield result | {"memory": memory_of(shapes, plan, device, precision)}
 
 
 def hardware(device: torch.device) -> str:
@@ -137,9 +142,11 @@ def main(argv: list[str] | None = None, shapes: dict[str, Shape] = layers.SHAPES
     if args.shapes:
         shapes = chosen(args.shapes, shapes)
     precision = args.precision or ("tf32" if device.type == "cuda" else "float32")
-    result = everything(shapes, plan or (QUICK if args.quick else FULL), device, precision, args.peers)
-    out_dir = args.out_dir or ROOT / ("outputs" if args.shapes else "results") / "bench"
+    out_dir, result = args.out_dir or ROOT / ("outputs" if args.shapes else "results") / "bench", {}
+    for result in everything(shapes, plan or (QUICK if args.quick else FULL), device, precision, args.peers):
+        write_record(out_dir / f"{result['name']}.partial", result)  # which stays if the rest is stopped
     write_record(out_dir / f"{result['name']}.json", result)
+    (out_dir / f"{result['name']}.partial").unlink()
     print(render(result))
 
 

@@ -181,6 +181,7 @@ def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
     main(["--device", "cpu", "--out-dir", str(tmp_path)], TINY, PLAN)
     printed = capsys.readouterr()
     path = tmp_path / "cpu-tiny.json"
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
     result = json.loads(path.read_text())
     rows = {(row["section"], row["name"]): row for row in result["rows"]}
     pixels = rows["Training step", "S1, T 4"]
@@ -201,6 +202,22 @@ def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
 
     main(["--render", str(path)])
     assert capsys.readouterr().out == printed.out
+
+
+def test_what_was_measured_is_kept_if_a_benchmark_is_stopped(tmp_path, monkeypatch):
+    measured = []
+
+    def stop_at_the_third(case, device, seconds):
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(case.name)
+        return {"section": case.section, "name": case.name}
+
+    monkeypatch.setattr("scripts.bench.measure", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--device", "cpu", "--out-dir", str(tmp_path)], TINY, PLAN)
+    (path,) = tmp_path.iterdir()
+    assert path.name == "cpu-tiny.partial" and [r["name"] for r in json.loads(path.read_text())["rows"]] == measured
 
 
 def test_jax_computes_the_same_layer():
