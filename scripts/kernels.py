@@ -28,9 +28,10 @@ def rendered() -> str:
 
 
 def main() -> None:
+    table = rendered()
     before, rest = PAGE.read_text().split(BEGIN)
     _, after = rest.split(END)
-    PAGE.write_text(f"{before}{BEGIN}{rendered()}{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}{table}{END}{after}")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Steps:
         )
         forward = direction == "forward"
         key = (of, direction, division, None if division.fused else B)
-        of_form = launches(key, partial(_launches, of, B, direction, division))
+        of_form = launches(key, of.device, partial(_launches, of, B, direction, division))
         weight = a["weight"].to(of.low)
         if division.fused:
             weight = weight if forward else weight.transpose(1, 2).contiguous()

@@ -91,10 +91,9 @@ def captured(run: Callable[[], None]) -> Any:
     return graph
 
 
-def launches(key: Hashable, make: Callable[[], Launches]) -> Launches:
+def launches(key: Hashable, device: torch.device, make: Callable[[], Launches]) -> Launches:
     """The launches of the form `key`, made at first use. A table serves one stream, where one scan follows another."""
-    stream = torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
-    key = (key, stream)
+    key = (key, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
     if key not in _known:
         _known[key] = make()
         while len(_known) > MAX_FORMS:

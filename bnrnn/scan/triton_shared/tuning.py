@@ -70,7 +70,7 @@ class Size:
 
 def tile_of(B: int) -> int:
     """Rows of the tile for B sequences."""
-    return max(16, triton.next_power_of_2(B))
+    return max(16, 1 << (B - 1).bit_length())
 
 
 def by_rule(size: Size) -> Division:
