@@ -24,8 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 from bnrnn.errors import report_errors
 from bnrnn.layers.population import batch_statistics, estimated_together, has_batch_norm
 from bnrnn.report.markdown import NONE, markdown
-from bnrnn.train import build
 from bnrnn.training import checkpoint
+from bnrnn.training.build import build
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.log import RunLog
