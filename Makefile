@@ -9,6 +9,7 @@ BUDGET ?= paper
 SEEDS ?=
 DEVICE ?= auto
 JOBS ?= 1
+PACK ?=
 HOURS ?= 1
 LAUNCHER ?=
 WORKERS ?= 4
@@ -16,7 +17,7 @@ WAIT ?= 1
 ARGS ?=
 # The results of a smoke run mean nothing, so they are not written to results/.
 OUT ?= $(if $(filter smoke,$(BUDGET)),outputs,results)
-RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) \
+RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) $(if $(PACK),pack=$(PACK)) \
 	$(if $(SLURM),hydra.launcher.workers=$(WORKERS) hydra.launcher.jobs=$(JOBS),$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER),$(JOBLIB))) $(ARGS)
 SLURM = $(filter slurm,$(LAUNCHER))
 JOBLIB = $(if $(filter-out 1,$(JOBS)),hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS))
@@ -36,7 +37,7 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z%0-9_-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Options of reproduce-... and sweep-...: BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2"
+	@echo "  Options of reproduce-... and sweep-...: BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2 PACK=8"
 	@echo "  LAUNCHER=slurm (WORKERS=4 JOBS=1 WAIT=0) OUT=results ARGS='any hydra override'."
 	@echo "  BNRNN_DATA: the folder of the datasets."
 
@@ -106,7 +107,7 @@ stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; 
 	$(PYTHON) -m bnrnn.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)
 
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml) for HOURS=3, JOBS=2 at a time
-	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) out_dir=$(OUT) $(ARGS)
+	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) $(if $(PACK),pack=$(PACK)) out_dir=$(OUT) $(ARGS)
 
 status: setup  ## list the campaign's runs and those of submitted sweeps: finished, running and left, and the time left
 	@$(PYTHON) -m bnrnn.campaign status out_dir=$(OUT) $(ARGS)

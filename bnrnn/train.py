@@ -230,8 +230,6 @@ def main(cfg: DictConfig) -> None:
         train(*run)
         return
     check_options(apply_trial(run.cfg))
-    if os.getpid() != int(os.environ["BNRNN_PARENT"]):
-        raise BnrnnError(f"pack={cfg.pack} trains all runs in one process: leave out hydra/launcher (or JOBS), or pack")
     _waiting.append(run._replace(cfg=apply_trial(run.cfg)))
 
 
@@ -247,6 +245,13 @@ def _run() -> None:
         raise BnrnnError(
             "hydra/launcher=slurm submits workers, not single runs: use `python -m bnrnn.cluster submit "
             "experiment=...`, or hydra/launcher=submitit_slurm for one job per run"
+        )
+    launchers = [a for a in sys.argv if a.startswith("hydra/launcher=")]
+    packs = [a for a in sys.argv if a.startswith("pack=") and a not in ("pack=1", "pack=null")]
+    if launchers and packs:
+        raise BnrnnError(
+            f"{packs[0]} trains runs together in this process, {launchers[0]} in others: leave out one of them (with "
+            "make: PACK, or JOBS and LAUNCHER)"
         )
     try:
         with checking_files():

@@ -99,7 +99,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     @only_once
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         graph, ctx.graph = ctx.graph, None
         if graph is None:
             raise RuntimeError("this scan was already run backward, which freed its buffers: run it forward again")

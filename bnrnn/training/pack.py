@@ -29,13 +29,17 @@ class Run(NamedTuple):
 
 def form(cfg: DictConfig) -> dict[str, Any]:
     """The options that must be equal in a pack, by key."""
-    options = flat(OmegaConf.to_container(cfg, resolve=True))
-    return {k: v for k, v in options.items() if k.split(".")[0] not in FREE and not _is_value(k, v)}
+    return without_free(flat(OmegaConf.to_container(cfg, resolve=True)))
 
 
-def _is_value(key: str, value: Any) -> bool:
-    """Whether an option of the model or the data is a value, or determines the initial values of weights."""
-    return key.startswith("model.init.") or (value is not None and key.rpartition(".")[2] in FREE_VALUES)
+def without_free(options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those that may differ in a pack."""
+    return {k: v for k, v in options.items() if not _is_free(k, v)}
+
+
+def _is_free(key: str, value: Any) -> bool:
+    is_value = value is not None and key.rpartition(".")[2] in FREE_VALUES
+    return key.split(".")[0] in FREE or key.startswith("model.init.") or is_value
 
 
 def in_packs(cfgs: Sequence[DictConfig], size: int) -> list[list[int]]:

@@ -161,9 +161,9 @@ def _joint_scan(
         return y, c, *used
 
     kind = "lstm", name, population is None, tuple((key, form_of(value)) for key, value in sorted(options.items()))
-    y, c, *used = joint.scan(kind, run, {key: value for key, value in named.items() if value is not None})
-    assert y is not None and c is not None
-    return y, (y[-1], c), Statistics(*used)
+    y, last, *used = joint.scan(kind, run, {key: value for key, value in named.items() if value is not None})
+    assert y is not None and last is not None
+    return y, (y[-1], last), Statistics(*used)
 
 
 def _operator_scan(
