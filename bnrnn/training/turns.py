@@ -44,6 +44,12 @@ def num_live() -> int:
     return _thread.group.live if hasattr(_thread, "group") else 1
 
 
+def let_others_run() -> None:
+    """Give the other trainings their turn, if this one has not waited for them since the last call."""
+    if hasattr(_thread, "member"):
+        _thread.member.pause()
+
+
 class Member:
     """A training in its own thread, which runs within `resume` only."""
 
@@ -51,6 +57,7 @@ class Member:
         self.function, self.group = function, group
         self.outcome: Any = None
         self.call: joint.Call | None = None  # what the training waits for
+        self.has_waited = False  # since the last pause
         self.ended = False
         self.random = _random_state()
         self.is_running = False
@@ -62,7 +69,7 @@ class Member:
 
     def _run(self) -> None:
         self.its_turn.acquire()
-        _thread.group = self.group
+        _thread.group, _thread.member = self.group, self
         try:
             # The backward pass of a GPU would run in another thread, which could not wait for several trainings.
             with joint.handing_over(self._hand_over), torch.autograd.set_multithreading_enabled(False):
@@ -74,13 +81,18 @@ class Member:
         self._give_turn()
 
     def _hand_over(self, call: joint.Call) -> tuple[Any, ...]:
-        self.call, call.owner = call, self
+        self.call, call.owner, self.has_waited = call, self, True
         self._give_turn()
         self.its_turn.acquire()
         self.call = None
         if call.error is not None:
             raise call.error
         return call.answer
+
+    def pause(self) -> None:
+        if not self.has_waited:
+            self._hand_over(joint.Call())
+        self.has_waited = False
 
     def _give_turn(self) -> None:
         self.is_running = False
@@ -132,19 +144,20 @@ def _computed(waiting: list[Member], group: Group) -> list[Member]:
     wait for the same scan again. A backward pass waits for the other trainings of its graph.
     """
     calls: dict[Hashable, list[joint.Call]] = {}
+    pauses = [member for member in waiting if type(member.call) is joint.Call]
     for member in waiting:
-        assert isinstance(member.call, joint.Forward | joint.Backward)
-        calls.setdefault(member.call.group, []).append(member.call)
+        if isinstance(member.call, joint.Forward | joint.Backward):
+            calls.setdefault(member.call.group, []).append(member.call)
     complete = [of for key, of in calls.items() if isinstance(key, joint.Graph) and _is_complete(key, of)]
     chosen = complete or [of for key, of in calls.items() if not isinstance(key, joint.Graph)]
-    if waiting and not chosen:
+    if waiting and not chosen and not pauses:
         raise RuntimeError("the trainings wait for each other: they must run the same code")
     for of in chosen:
         joint.compute(of)
         group.num_scans += len(of)
         group.num_calls += 1
     answered = {id(call) for of in chosen for call in of}
-    return [member for member in waiting if id(member.call) in answered]
+    return [member for member in waiting if member in pauses or id(member.call) in answered]
 
 
 def _is_complete(graph: joint.Graph, calls: list[joint.Call]) -> bool:

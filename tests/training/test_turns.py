@@ -9,7 +9,9 @@ import torch
 
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
+from bnrnn.scan.lstm import triton
 from bnrnn.training.turns import group_size, num_live, take_turns
+from tests.helpers import assert_near
 from tests.scan.cases import NAMES, OPTIONAL, problem
 
 
@@ -50,6 +52,20 @@ def test_scans_of_one_form_are_computed_in_one_call_with_the_numbers_of_separate
     for own, alone in zip(found, expected, strict=True):
         assert_equal(own, alone)
     assert (group.num_scans, group.num_calls) == (6, 2)
+
+
+def test_on_a_gpu_they_are_one_scan_of_its_engine(monkeypatch):
+    """The engine for GPUs in Triton's interpreter, in float32."""
+    cases = [{k: v if v is None else v.float() for k, v in problem(2, 3, 4).items() if k in NAMES} for _ in range(2)]
+    expected = [run(case) for case in cases]
+    shapes, original = [], triton.triton_scan
+    monkeypatch.setattr(triton, "triton_scan", lambda x, *a, **k: shapes.append(x.shape) or original(x, *a, **k))
+    scan.set_backend("triton")
+    found, _ = take_turns([lambda case=case: run(case) for case in cases])
+    assert shapes == [(2, 2, 3, 16)]
+    for own, alone in zip(found, expected, strict=True):
+        for value, ref in zip(own, alone, strict=True):
+            assert_near("value", ref, value, 1e-4)
 
 
 def test_scans_of_other_forms_are_computed_apart():
