@@ -5,6 +5,7 @@ Each training is a thread with its own random generators. Only one thread runs a
 in one call. Apart from that a training knows nothing of the others, and its numbers are those of a training alone.
 """
 
+import copy
 import random
 import threading
 import time
@@ -59,7 +60,8 @@ class Member:
         self.call: joint.Call | None = None  # what the training waits for
         self.has_waited = False  # since the last pause
         self.ended = False
-        self.random = _random_state()
+        *others, of_numpy = _random_state()
+        self.random = *others, copy.deepcopy(of_numpy)
         self.is_running = False
         self.its_turn, self.our_turn = threading.Lock(), threading.Lock()
         self.its_turn.acquire()
@@ -166,14 +168,17 @@ def _is_complete(graph: joint.Graph, calls: list[joint.Call]) -> bool:
 
 
 def _random_state() -> tuple[Any, ...]:
+    """The random generators of the present training. That of numpy is exchanged as a whole, which is a hundred times
+    faster than copying its state.
+    """
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
+    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_bit_generator()
 
 
 def _set_random_state(state: tuple[Any, ...]) -> None:
-    cpu, cuda, of_numpy, of_python = state
+    cpu, cuda, of_python, of_numpy = state
     torch.set_rng_state(cpu)
     if cuda is not None:
         torch.cuda.set_rng_state_all(cuda)
-    np.random.set_state(of_numpy)
     random.setstate(of_python)
+    np.random.set_bit_generator(of_numpy)
