@@ -112,7 +112,7 @@ def _companions(first: Cell, cells: list[Cell], given: int | None, is_open: Call
 def _report(cell: Cell, error: Exception) -> None:
     """Print why a cell failed, and write it to its folder."""
     if (cause := mendable(error, *MENDABLE)) is None:  # a bug, but it must not stop the other runs
-        traceback.print_exc()
+        traceback.print_exception(error)
     reason = " ".join(str(cause or f"{type(error).__name__}: {error}").split())  # in one line
     say(f"{cell.title} failed: {reason}")
     try:
@@ -191,7 +191,7 @@ def _fork(cells: list[Cell], since: float, alone: Iterable[Path] = ()) -> ForkPr
 
     def run() -> None:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm warns all processes; the parent sends SIGTERM instead
-        sys.exit(run_worker(cells, since, parent, alone=alone))
+        sys.exit(run_worker(cells, since, parent, None, alone))
 
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

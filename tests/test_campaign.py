@@ -309,7 +309,10 @@ def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
         (["hours=0"], "hours=0 is not valid"),
         (["hours=1", "jobs=0"], "jobs=0 is not valid: expected a number of workers"),
         (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not valid: expected a file that exists"),
-        (["hours=1", "gobs=2"], "gobs=2 is not an option of `train`: use hours=..., jobs=..., file=..., out_dir=..."),
+        (
+            ["hours=1", "gobs=2"],
+            "gobs=2 is not an option of `train`: use hours=..., jobs=..., pack=..., file=..., out_dir=...",
+        ),
         (["jobs=1"], "hours=... is missing"),
         (["stats"], "stats is not a command of bnrnn.campaign: use hours=3 jobs=2, status, work or pack"),
         (["status", "hours=1"], "hours=1 is not an option of `status`: use file=..., out_dir=..."),
