@@ -18,16 +18,16 @@ ARGS ?=
 # The results of a smoke run mean nothing, so they are not written to results/.
 OUT ?= $(if $(filter smoke,$(BUDGET)),outputs,results)
 RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) $(if $(PACK),pack=$(PACK)) \
-	$(if $(SLURM),hydra.launcher.workers=$(WORKERS) hydra.launcher.jobs=$(JOBS),$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER),$(JOBLIB))) $(ARGS)
+	$(if $(SLURM),hydra.launcher.workers=$(WORKERS) hydra.launcher.jobs=$(JOBS),$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER))) $(ARGS)
 SLURM = $(filter slurm,$(LAUNCHER))
-JOBLIB = $(if $(filter-out 1,$(JOBS)),hydra/launcher=joblib hydra.launcher.n_jobs=$(JOBS))
+TRAIN = $(PYTHON) -m $(if $(LAUNCHER)$(filter 1,$(JOBS)),bnrnn.train,bnrnn.sweep jobs=$(JOBS))
 key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 
 # experiments/<paper>/claims.yaml lists the recipes and analyses of a table or figure.
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(OUT); done; \
+RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(OUT) $(if $(filter smoke,$(BUDGET)),--smoke); done; \
 	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py;) \
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
@@ -35,17 +35,27 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 .PHONY: stress campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
+# The list has a heading for each line that begins with ##, and a line for each target that ends with ## and a text.
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z%0-9_-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Options of reproduce-... and sweep-...: BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2 PACK=8"
-	@echo "  LAUNCHER=slurm (WORKERS=4 JOBS=1 WAIT=0) OUT=results ARGS='any hydra override'."
+	@awk -F ':.*## ' '/^## / {printf "\n%s\n", substr($$0, 4)} \
+		/^[a-z%0-9_-]+:.*## / {sub(/%/, "NAME", $$1); printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@printf '\nTables and figures, in the place of NAME:\n'
+	@for claims in experiments/*/claims.yaml; do paper=$$(basename $$(dirname $$claims)); \
+		names=$$(sed -n -e '/^needs:/,/^$$/s/^  \([a-z0-9_]*\):.*/\1/p' -e '/^\(paper\|needs\|claims\):/d' \
+			-e 's/^\([a-z0-9_]*\):.*/\1/p' $$claims | sort -u | sed "s/^/$$paper-/; s/^cooijmans2016-//"); \
+		echo $$names | fold -s -w 110 | sed 's/^/  /'; done
+	@printf '\nOptions of reproduce-NAME, plan-NAME, status-NAME and sweep-gamma:\n'
+	@echo "  BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2 PACK=8 OUT=results ARGS='any hydra override'"
+	@echo "  LAUNCHER=slurm (WORKERS=4 JOBS=1 WAIT=0)"
 	@echo "  BNRNN_DATA: the folder of the datasets."
 
+## Begin here
 setup: $(STAMP)  ## install everything into .venv; the other targets do this when needed
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Installing torch and what else is needed into $(VENV): up to 2 GB, some minutes."
 	$(PYTHON3) -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,sweep]'
+	$(PYTHON) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev,sweep]'
 	@touch $@
 
 quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes on a CPU, no download
@@ -57,6 +67,7 @@ quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes 
 	@echo "      make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 its first 2,500 updates (hours on two cores)"
 	@echo "      make help                                       everything else"
 
+## Tests of the code
 test: setup  ## run the test suite; needs no GPU and no network
 	$(PYTHON) -m pytest -n 2 -q
 
@@ -78,6 +89,7 @@ lint: setup  ## check the style of the code
 types: setup  ## check the types of the code
 	$(VENV)/bin/pyright
 
+## Tables, figures and their site
 check: setup  ## fail if a rendered table differs from the stored results
 	$(PYTHON) scripts/make_tables.py --check
 
@@ -93,6 +105,7 @@ site: setup  ## build a site of documents, claims and results in site/; needs no
 site-test: site  ## build the site and test it in Chromium, which must be installed (Debian: apt-get install chromium)
 	$(PYTHON) -m pytest -q -m browser tests/test_site.py
 
+## Data and speed
 data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, and verify them
 	$(PYTHON) -m bnrnn.prepare
 
@@ -106,6 +119,7 @@ running: setup  ## compare running with exact population statistics, for docs/la
 stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; half an hour
 	$(PYTHON) -m bnrnn.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)
 
+## Training
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml) for HOURS=3, JOBS=2 at a time
 	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) $(if $(PACK),pack=$(PACK)) out_dir=$(OUT) $(ARGS)
 
@@ -113,19 +127,20 @@ status: setup  ## list the campaign's runs and those of submitted sweeps: finish
 	@$(PYTHON) -m bnrnn.campaign status out_dir=$(OUT) $(ARGS)
 	@$(PYTHON) -m bnrnn.cluster status out_dir=$(OUT)
 
-status-%: setup  ## list the runs of reproduce-%: finished, running, queued, begun or failed, and the time left
+status-%: setup  ## list the runs of reproduce-NAME: finished, running, queued, begun or failed, and the time left
 	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) -m bnrnn.cluster status experiment=$$recipe $(RUN); done
 
-plan-%: setup  ## list what reproduce-% would run, and how long it takes on this machine
+plan-%: setup  ## list what reproduce-NAME would run, and how long it takes on this machine
 	@set -e; $(RECIPES); test -n "$$recipes" || echo "$(key) trains nothing: make reproduce-$* takes minutes on a CPU"; \
 	for recipe in $$recipes; do $(PYTHON) -m bnrnn.plan experiment=$$recipe $(RUN); done
 
+# Failed runs (exit status 3, or 1 of a cluster) do not keep the others from being rendered, and fail at the end.
 ifeq ($(SLURM),)
 reproduce-%: setup  ## train all runs of a table or figure: reproduce-table1, reproduce-laurent2015-fig2
-	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) -m bnrnn.train experiment=$$recipe $(RUN); done
-	@set -e; $(RENDER)
+	@status=0; $(RECIPES); for recipe in $$recipes; do $(TRAIN) experiment=$$recipe $(RUN) || status=$$?; \
+		test $$status = 0 -o $$status = 3 || exit $$status; done; \
+	(set -e; $(RENDER)); rendered=$$?; test $$status = 0 || exit $$status; exit $$rendered
 else
-# Failed runs (exit status 1) do not keep the finished ones from being rendered; they are the exit status at the end.
 reproduce-%: setup
 	@set -e; $(RECIPES); for recipe in $$recipes; do \
 		$(PYTHON) -m bnrnn.cluster submit wait=0 experiment=$$recipe $(RUN); done
@@ -135,7 +150,7 @@ reproduce-%: setup
 	(set -e; $(RENDER)); rendered=$$?; test $$status = 0 || exit $$status; exit $$rendered
 endif
 
-render-%: setup  ## render what reproduce-% has trained
+render-%: setup  ## render what reproduce-NAME has trained
 	@set -e; $(RENDER)
 
 sweep-gamma: reproduce-fig6_pmnist  ## train on permuted MNIST with five initial gammas (Fig. 6)

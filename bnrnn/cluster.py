@@ -28,11 +28,12 @@ from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError, check_size, report_errors
 from bnrnn.files import make_folder, read_json, write_json
 from bnrnn.report.markdown import NONE, markdown
+from bnrnn.report.outcome import failure_line, failures_of, state_of, summary
 from bnrnn.report.progress import Known, last_record, load_known, run_of
 from bnrnn.slurm import Queued, Task, folder_of, is_over, queued
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.failures import failure
-from bnrnn.training.lock import check_locks, holder, is_being_trained
+from bnrnn.training.lock import check_locks, holder
 from bnrnn.training.log import LOG, say
 from bnrnn.training.results import FILE
 from bnrnn.workers import MENDABLE
@@ -134,7 +135,7 @@ def wait(cells: list[Cell]) -> int:
         if looks == LOOKS:
             break
         if time.monotonic() - printed >= LINE:
-            say(f"{time.strftime('%H:%M')} {_progress(cells, since)}; {state}")
+            say(f"{time.strftime('%H:%M')} {summary(cells, since)}; {state}")
             printed = time.monotonic()
         time.sleep(POLL)
         jobs = submissions(folder)
@@ -164,37 +165,20 @@ def _check_can_start(tasks: list[Queued], folder: Path) -> None:
         )
 
 
-def _progress(cells: list[Cell], since: float) -> str:
-    counts = Counter(_state(cell, since) for cell in cells)
-    return ", ".join(f"{counts[s]} of {len(cells)} finished" if s == "finished" else f"{counts[s]} {s}"
-                     for s in ("finished", "running", "failed", "left") if counts[s] or s == "finished")  # fmt: skip
-
-
-def _state(cell: Cell, since: float) -> str:
-    if (cell.folder / FILE).exists():
-        return "finished"
-    return "failed" if failure(cell.folder, since) else "running" if is_being_trained(cell.folder) else "left"
-
-
 def _report(cells: list[Cell], since: float, jobs: dict[str, dict[str, Any]]) -> int:
     """Print how the sweep ended, with what failed. Returns the exit status: 0 if every run is finished."""
-    states = [_state(cell, since) for cell in cells]
+    states = [state_of(cell, since) for cell in cells]
     if "running" in states or "left" in states:
         last = max(jobs, key=lambda job: jobs[job]["since"], default="")
         for path in sorted(folder_of(cells).glob(f"{last}*_log.out")):
             say(f"{os.path.relpath(path)} ends with: {_last_line(path)}")
-    for cell, state in zip(cells, states, strict=True):
-        if state == "failed":
-            say(_failure(cell))
+    for line in failures_of(cells, since):
+        say(line)
     end = "" if set(states) == {"finished"} else (
         "; no worker is left: submit again to resume" if "left" in states or "running" in states else
         "; submit again to try the failed runs again")  # fmt: skip
-    say(f"{_progress(cells, since)}{end}")
+    say(f"{summary(cells, since)}{end}")
     return int(set(states) != {"finished"})
-
-
-def _failure(cell: Cell) -> str:
-    return f"failed: {cell.title}: {failure(cell.folder)} (log: {os.path.relpath(cell.folder / LOG)})"
 
 
 def _last_line(path: Path) -> str:
@@ -212,7 +196,7 @@ def render_status(cells: list[Cell]) -> str:
     except BnrnnError as error:
         tasks, workers = [], str(error)
     rows = [_row(cell, known, bool(tasks)) for cell in cells]
-    lines = [_failure(cell) for cell, row in zip(cells, rows, strict=True) if row[1] == "failed"]
+    lines = [failure_line(cell) for cell, row in zip(cells, rows, strict=True) if row[1] == "failed"]
     counts = Counter(row[1] for row in rows)
     lines += [f"{cells[0].experiment}: {', '.join(f'{n} {state}' for state, n in counts.items())}; {workers}"]
     table = markdown(["run", "state", "process", "updates", "updates/s", "hours left"], rows)

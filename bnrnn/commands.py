@@ -8,6 +8,10 @@ def train() -> None:
     _run("train")
 
 
+def sweep() -> None:
+    _run("sweep")
+
+
 def plan() -> None:
     _run("plan")
 

@@ -2,6 +2,7 @@
 
 import errno
 import math
+import signal
 import sys
 from collections.abc import Callable
 from numbers import Integral, Real
@@ -45,10 +46,13 @@ def lacks_memory(error: Exception) -> bool:
 def report_errors(main: Callable[[], None], *also: type[Exception]) -> None:
     """Run a program. An error that the user can correct (see `mendable`) ends it with one message.
 
-    Any other error is a bug and keeps its traceback.
+    Any other error is a bug and keeps its traceback. Ctrl-C ends it with the exit status 130.
     """
     try:
         main()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:
         if (cause := mendable(error, *also)) is None:
             raise

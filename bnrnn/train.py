@@ -29,7 +29,7 @@ from bnrnn.training import checkpoint, mirror
 from bnrnn.training.build import build, engines_of
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.lock import locked
-from bnrnn.training.log import RunLog, say
+from bnrnn.training.log import METRICS, RunLog, read_jsonl, say
 from bnrnn.training.loop import Trainer
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pack import Run, describe, in_packs
@@ -37,7 +37,7 @@ from bnrnn.training.pieces import digest, joined
 from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit
 from bnrnn.training.search import apply_trial
 from bnrnn.training.state import TrainState
-from bnrnn.training.stop import Stop
+from bnrnn.training.stop import Interrupted, Stop
 from bnrnn.training.turns import group_size, take_turns
 
 _waiting: list[Run] = []  # cells of a sweep that are to be trained in packs
@@ -131,12 +131,22 @@ def _train(
             data=data.description,
             config=record,
             records_sha256=log.sync(),
+            updates_per_epoch=data.num_batches("train", cfg.batch_size),
         )
+        log.show("curves", state.update, lambda: _figures().curves(read_jsonl(run_dir / METRICS)))
+        if trainer.captions:
+            log.show("captions", state.update, lambda: _figures().captions(data, trainer.captions))
         log.finish(result.status, metrics)
         result.write(run_dir)
         remove(run_dir / CHECKPOINT)
         log.say(f"{result.status} at update {state.update}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
     return result
+
+
+def _figures() -> Any:
+    from bnrnn.report import run_figures  # matplotlib is slow to import, and needed for wandb alone
+
+    return run_figures
 
 
 def train_pack(runs: Sequence[Run]) -> list[Result | BaseException]:
@@ -237,7 +247,11 @@ def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
     os.environ["BNRNN_PARENT"] = str(os.getpid())  # the workers of a sweep end with this process
-    report_errors(_run, HydraException, OmegaConfBaseException)
+    try:
+        report_errors(_run, HydraException, OmegaConfBaseException)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(stopped.status)
 
 
 def _run() -> None:

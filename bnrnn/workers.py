@@ -130,7 +130,8 @@ def stopping_at_once() -> Iterator[None]:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(f"{signal.Signals(number).name}: stopped between two updates or runs; nothing is lost")
+        name = signal.Signals(number).name
+        raise Interrupted(f"{name}: stopped between two updates or runs; nothing is lost", number)
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -161,15 +162,22 @@ def run_worker(
     return 1 if failed else 0
 
 
-def run_team(cells: list[Cell], since: float, size: int, stop: Stop) -> list[int]:
+def run_team(
+    cells: list[Cell], since: float, size: int, stop: Stop, look: Callable[[], None] = lambda: None,
+    is_silent: bool = False,
+) -> list[int]:  # fmt: skip
     """Run several workers, and return their exit statuses. A signal that `stop` receives stops all of them.
 
     The workers are forks of this process, so that starting them costs nothing. One that is killed is replaced, and
     resumes its run, alone. The second time the run counts as failed: one that needs too much memory must not stop the
     others.
+
+    Args:
+        look: called several times a second.
+        is_silent: whether the workers print nothing, because a display shows their progress.
     """
     deaths: Counter[Path] = Counter()
-    team = [_fork(cells, since) for _ in range(size)]
+    team = [_fork(cells, since, is_silent) for _ in range(size)]
     told = False
     while True:
         if stop.received is not None and not told:
@@ -179,18 +187,22 @@ def run_team(cells: list[Cell], since: float, size: int, stop: Stop) -> list[int
         for i, worker in enumerate(team):
             is_killed = not worker.is_alive() and (worker.exitcode or 0) < 0
             if is_killed and not told and _may_be_replaced(worker, cells, since, deaths):
-                team[i] = _fork(cells, since, list(deaths))
+                team[i] = _fork(cells, since, is_silent, list(deaths))
         if not any(worker.is_alive() for worker in team):
             return [STOPPED if worker.exitcode == -signal.SIGTERM else worker.exitcode or 0 for worker in team]
+        look()
         time.sleep(0.2)
 
 
-def _fork(cells: list[Cell], since: float, alone: Iterable[Path] = ()) -> ForkProcess:
+def _fork(cells: list[Cell], since: float, is_silent: bool, alone: Iterable[Path] = ()) -> ForkProcess:
     """Start a worker. It begins with all signals blocked, until it has its own handlers."""
     parent = os.getpid()
 
     def run() -> None:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm warns all processes; the parent sends SIGTERM instead
+        if is_silent:
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         sys.exit(run_worker(cells, since, parent, None, alone))
 
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

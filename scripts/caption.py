@@ -22,7 +22,7 @@ from bnrnn.data.image_features import batches, inception_v3, thumbnail
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.files import write_json
 from bnrnn.models.decoding import BEAM_SIZE, decode
-from bnrnn.report import plots
+from bnrnn.report import plots, style
 from bnrnn.report.runs import load_trained
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
         write_json(args.out_dir / "captions.json", {"run": str(args.run), "captions": captions})
         if paths:
             shown = [{"captions": {args.run.name: caption["caption"]}} for caption in captions]
-            plots.draw_gallery(shown, [thumbnail(path) for path in paths], args.out_dir / "captions.png")
+            style.save(plots.gallery(shown, [thumbnail(path) for path in paths]), args.out_dir / "captions.png")
 
 
 if __name__ == "__main__":

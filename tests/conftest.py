@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import nullcontext
 
 os.environ |= {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 os.environ["TRITON_INTERPRET"] = "1"  # kernels for a GPU run in Python, on the CPU
@@ -9,11 +10,22 @@ os.environ["TRITON_INTERPRET"] = "1"  # kernels for a GPU run in Python, on the 
 import pytest
 import torch
 
+from tests.helpers import without_shape_checks
+
+# Tests of whole runs repeat the same calls thousands of times, which would take twice as long with annotated shapes
+# checked. The tests of layers, models and data check them.
+WHOLE_RUNS = ("tests/training/", "tests/test_train.py", "tests/test_bench.py", "tests/test_examples.py",
+              "tests/test_stress.py", "tests/test_running.py", "tests/test_campaign.py", "tests/test_faults.py",
+              "tests/test_cluster.py", "tests/test_slurm.py", "tests/test_sweep.py")  # fmt: skip
+
 
 @pytest.fixture(autouse=True)
-def _deterministic():
+def _deterministic(request):
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    whole = request.node.nodeid.startswith(WHOLE_RUNS)
+    with without_shape_checks() if whole else nullcontext():
+        yield
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,4 +1,4 @@
-"""Comparison of tensors by relative error, with one table of tolerances; a web server for a folder."""
+"""What several tests share: tolerances, processes, configurations, a web server for a folder."""
 
 import functools
 import gc
@@ -12,7 +12,10 @@ from pathlib import Path
 
 import jaxtyping
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
+
+from bnrnn.config import compose_config
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
@@ -42,6 +45,14 @@ def forked(function: Callable[..., object], *args: object) -> multiprocessing.Pr
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads of this process wait for messages only
         process.start()
     return process  # pyright: ignore[reportReturnType]
+
+
+def composed(*overrides: str) -> DictConfig:
+    """A configuration that a test may change. Composing takes long, so that of the same overrides is copied."""
+    return _composed(*overrides).copy()
+
+
+_composed = functools.cache(compose_config)
 
 
 class _Quiet(SimpleHTTPRequestHandler):

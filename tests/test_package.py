@@ -129,7 +129,7 @@ def test_the_source_distribution_builds_the_same_wheel(source, wheel, tmp_path):
 
 @pytest.mark.slow
 def test_the_commands_of_the_wheel_train_from_another_folder(scripts, tmp_path):
-    run(scripts / "bnrnn-train", "experiment=quickstart", "budget=smoke", "device=cpu", cwd=tmp_path)
+    run(scripts / "bnrnn-train", "experiment=quickstart", "budget=smoke", "device=cpu", "seed=0", cwd=tmp_path)
     results = [json.loads(p.read_text()) for p in (tmp_path / "outputs/quickstart/smoke").glob("*/result.json")]
     assert {result["overrides"]["model"] for result in results} == {"lstm", "bn_lstm"}
     assert all(result["status"] == "finished" and result["commits"] == ["v0.1.0"] for result in results)

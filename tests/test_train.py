@@ -32,7 +32,7 @@ from bnrnn.training.loop import Trainer, has_diverged
 from bnrnn.training.results import Result, check_same_config, config_hash, config_record
 from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Interrupted, Stop
-from tests.helpers import forked
+from tests.helpers import composed, forked
 
 SHORT = (
     "budget.updates=6",
@@ -48,7 +48,7 @@ GOLDEN = {
 
 
 def short(*overrides: str):
-    return compose_config("model.hidden_size=16", *SHORT, *overrides)
+    return composed("model.hidden_size=16", *SHORT, *overrides)
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -72,6 +72,7 @@ def test_a_result_says_what_it_is(tmp_path):
     stored = Result.read(tmp_path / "result.json")
     assert stored == result
     assert stored.status == "finished" and stored.updates == 6 and stored.best_update in (3, 6)
+    assert stored.updates_per_epoch == 12  # 1,200 images in batches of 100
     assert set(stored.metrics) == {
         "valid/loss", "valid/accuracy", "test/loss", "test/accuracy",
         "test/loss_batch_statistics", "test/accuracy_batch_statistics",
@@ -398,8 +399,9 @@ def test_sigterm_saves_first_and_the_run_resumes_bit_for_bit(tmp_path):
     whole = train(cfg, tmp_path / "whole")
     for update in (0, 3, 4):  # before the first record, right at an evaluation, between two records
         run_dir = tmp_path / str(update)
-        with pytest.raises(SystemExit, match="SIGTERM: saved"):
+        with pytest.raises(Interrupted, match="SIGTERM: saved") as stopped:
             interrupt_at(update, cfg, run_dir)
+        assert stopped.value.status == 143
         assert checkpoint.load(run_dir / CHECKPOINT)["state"]["update"] == update + 1
         resumed = train(cfg, run_dir)
         assert resumed.metrics == whole.metrics
@@ -525,9 +527,9 @@ def test_a_second_process_is_kept_out_of_a_run_that_is_being_trained(tmp_path, m
         time.sleep(0.02)
     with pytest.raises(SystemExit, match="is being trained by another process"):
         cli()
-    first.terminate()
+    os.kill(first.pid, signal.SIGINT)  # Ctrl-C
     first.join()
-    assert first.exitcode == 1 and "SIGTERM: saved; the same command resumes from here" in capfd.readouterr().err
+    assert first.exitcode == 130 and "SIGINT: saved; the same command resumes from here" in capfd.readouterr().err
     assert (tmp_path / CHECKPOINT).exists()
 
 

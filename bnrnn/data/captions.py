@@ -128,6 +128,10 @@ class CaptionData(DataDefaults):
         """Features of the images of a split, in the order of `images[split]`."""
         return torch.from_numpy(self.features[[image.row for image in self.images[split]]].astype(np.float32))
 
+    def thumbnails(self, split: str, count: int) -> list[np.ndarray]:
+        """Small copies (height, width, 3) of the first images of a split; [] where only their features are known."""
+        return []
+
     def spell(self, ids: Iterable[int]) -> str:
         """The words of a caption, from its ids up to END."""
         words = []

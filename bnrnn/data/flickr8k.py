@@ -4,9 +4,12 @@ import csv
 import io
 from pathlib import Path
 
+import numpy as np
+
 from bnrnn.data.captions import CaptionData, divide, load_features, pair
+from bnrnn.data.image_features import thumbnail
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_text, reading
+from bnrnn.files import read_text, reading, tar_members
 
 
 class Flickr8k(CaptionData):
@@ -24,6 +27,28 @@ class Flickr8k(CaptionData):
         images = pair(captions, names, str(text), str(features))
         name = f"Flickr8k, {len(images):,} of its images, {values.shape[1]} features"
         super().__init__(divide(images, (0.8, 0.1, 0.1)), values, name, least_count, vocabulary_size)
+        self.folder = folder
+
+    def thumbnails(self, split: str, count: int) -> list[np.ndarray]:
+        if not any(self.folder.glob("*.tar")):
+            return []
+        return thumbnails([image.name for image in self.images[split][:count]], self.folder)
+
+
+def thumbnails(names: list[str], folder: Path) -> list[np.ndarray]:
+    """Small copies (height, width, 3) of images in the .tar files of a folder.
+
+    Raises BnrnnError for an image that is missing or cannot be read.
+    """
+    found: dict[str, np.ndarray] = {}
+    for path in sorted(folder.glob("*.tar")):
+        with reading(path, "fetch it again", "an archive of images"):
+            members = tar_members(path, lambda name: Path(name).name in names)
+            found |= {Path(name).name: thumbnail(io.BytesIO(content)) for name, content in members.items()}
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise BnrnnError(f"{missing[0]} is not in a .tar file of {folder}: put Flickr8k's images there")
+    return [found[name] for name in names]
 
 
 def load_captions(path: Path) -> dict[str, list[str]]:

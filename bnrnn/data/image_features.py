@@ -65,7 +65,8 @@ def load_image(path: Path) -> Float[Tensor, "3 299 299"]:
     from PIL import Image
 
     transform = import_torchvision().models.Inception_V3_Weights.IMAGENET1K_V1.transforms()
-    with reading(path, "fetch it again", "a readable image"), Image.open(path) as image:
+    remedy, what = "fetch it again", "a readable image"
+    with reading(path, remedy, what), Image.open(io.BytesIO(read_bytes(path, remedy, what))) as image:
         return transform(image.convert("RGB"))
 
 

@@ -94,4 +94,4 @@ def show(key: str, results_dir: Path) -> None:
     """Print the table of an experiment and the paths of its figures."""
     print(render(key, results_dir) if load_claim(key) else render_summary(load_runs(key, results_dir)))
     for path in draw(key, results_dir):
-        print(f"Figure: {path}")
+        print(f"Figure: {path.resolve().as_uri()}")  # terminals make it a link

@@ -4,11 +4,13 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from bnrnn.config import label, sweep
@@ -20,6 +22,7 @@ from bnrnn.report.style import ACROSS, LOOKS, PANEL, Look, legend_below, save
 
 EXPLODED = 100.0  # a loss above so many nats does not determine the range of an axis
 FEW = 15  # curves with at most so many points have markers
+WIDTH = 105  # characters of a line of a caption
 SPAN = 0.2  # the least range of an axis of accuracies or errors: a smaller one would exaggerate differences
 NAMES = {"optim.lr": "learning rate", "model.layer.gamma_init": "initial gamma", "data.state_noise": "noise"}
 AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",
@@ -202,15 +205,21 @@ def draw_search(key: str, search: dict[str, Any], results_dir: Path, path: Path)
     save(fig, path)
 
 
-def draw_gallery(images: list[dict[str, Any]], pixels: list[Any], path: Path) -> None:
-    """Small images with the captions of the models and, if there is a `reference`, the caption of a person."""
+def gallery(images: list[dict[str, Any]], pixels: list[Any]) -> Figure:
+    """Small images with their captions, by model, and, if there is a `reference`, the caption of a person.
+
+    Args:
+        pixels: the images (height, width, 3); [] if only their captions are known.
+    """
     fig, panels = plt.subplots(len(images), 2, figsize=(9, 1.5 * len(images)), width_ratios=[1, 4], squeeze=False)
-    for (ax, text), image, own_pixels in zip(panels, images, pixels, strict=True):
-        ax.imshow(own_pixels)
-        lines = [f"{label('setting', setting)}: {caption}" for setting, caption in image["captions"].items()]
+    for (ax, text), image, own_pixels in zip(panels, images, pixels or [None] * len(images), strict=True):
+        if own_pixels is not None:
+            ax.imshow(own_pixels)
+        lines = [f"{label('setting', model)}: {caption}" for model, caption in image["captions"].items()]
         if "reference" in image:
             lines.append(f"a person: {image['reference']}")
-        text.text(0, 0.5, "\n".join(lines), va="center", fontsize=9)
+        wrapped = "\n".join(fill(line, WIDTH) for line in lines)
+        text.text(0, 0.5, wrapped, va="center", fontsize=9).set_in_layout(False)  # long captions would move the images
         ax.axis("off")
         text.axis("off")
-    save(fig, path)
+    return fig

@@ -66,11 +66,11 @@ class Outcome:
 
 def student_interval(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of the mean (Student's t); infinite for a single value."""
-    from scipy.stats import t  # slow to import
+    from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats is slow to import
 
     if len(values) < 2:
         return -math.inf, math.inf
-    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
     return mean(values) - half, mean(values) + half
 
 
@@ -194,13 +194,12 @@ def less_stable(pairing: Pairing) -> Outcome:
 def larger_rate(pairing: Pairing) -> Outcome:
     """The largest learning rate at which the first side trains is above that of the second. A side trains at a rate if
     neither this rate nor a smaller one diverges. The effect is the logarithm of the ratio. A side that trains at no
-    rate
-    counts with half of the smallest rate."""
-    key, effects = pairing.test["key"], []
+    rate counts with half of the smallest rate."""
+    effects = []
     for sides in pairing.by_seed.values():
         largest = []
         for runs in sides:
-            rates = sorted((float(run.overrides[key]), run.result.status == "diverged") for run in runs)
+            rates = sorted((float(run.overrides[pairing.test["key"]]), run.result.status == "diverged") for run in runs)
             trained = rates[0][0] / 2
             for rate, lost in rates:
                 if lost:
@@ -236,9 +235,7 @@ RULES: dict[str, Callable[[Pairing], Outcome]] = {
         learns_at_larger_rate,
     )
 }  # fmt: skip
-PROPERTY = (
-    "property"  # the rule for analyses, which have draws or models instead of pairs: it must hold for all of them
-)
+PROPERTY = "property"  # the rule for analyses: it must hold for all of their draws or models, which are not paired
 
 
 def rule_of(test: dict[str, Any], where: str) -> Callable[[Pairing], Outcome]:

@@ -1,6 +1,5 @@
 """Renders result pages: our numbers beside the published ones, short runs beside the paper's curve, and summaries."""
 
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -8,7 +7,6 @@ from statistics import mean
 from typing import Any
 
 from bnrnn.config import sweep
-from bnrnn.files import write_record, write_text
 from bnrnn.metrics import METRICS, SCORES, in_words
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import NONE, markdown, spread
@@ -264,17 +262,3 @@ def _summarize(finished: list[Run], name: str) -> str:
     metric = METRICS[finished[0].metric]
     named = [(run.result.metrics, name.format(m=run.metric)) for run in finished]
     return spread([metric.scale * metrics[key] for metrics, key in named if key in metrics], metric.digits)
-
-
-def publish(
-    key: str,
-    result: dict[str, Any],
-    out_dir: Path,
-    render: Callable[[dict[str, Any]], str],
-    draw: Callable[[dict[str, Any], Path], None],
-) -> None:
-    """Store the result of an analysis with its page and its figure, and print the page."""
-    write_record(out_dir / f"{key}.json", result)
-    write_text(out_dir / f"{key}.md", render(result))
-    draw(result, out_dir / f"{key}.png")
-    print(render(result))

@@ -104,7 +104,7 @@ def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: 
         return _judge_property(name, paper, test, results_dir)
     rule = rules.rule_of(test, where)
     sides = sides_of(test)
-    choices = [_choose(paper, test, side, load) for side in sides]
+    choices = [_choose(paper, test, side, load, where) for side in sides]
     seeds = sorted(set.intersection(*(set(chosen) for chosen in choices)))
     if not seeds:
         return JudgedTest(name, paper, test, None)
@@ -143,24 +143,40 @@ def metrics_of(test: dict[str, Any], side: dict[str, Any]) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
-def _choose(paper: str, test: dict[str, Any], side: dict[str, Any], load: Load) -> dict[str, list[Run]]:
+def _choose(paper: str, test: dict[str, Any], side: dict[str, Any], load: Load, where: str) -> dict[str, list[Run]]:
     """The runs of a side, by seed: one run, or one for every value of the key that the rule compares."""
     key = f"{paper}/{side.get('experiment', test['experiment'])}"
     wanted = {**test.get("where", {}), **{k: v for k, v in side.items() if k not in OWN}}
     free, metrics = test.get("best_of") or test.get("key"), metrics_of(test, side)
+    values = _swept(free, key, where) if free else set()
     found: dict[str, dict[str, Run]] = {}
     for run in load(key):
         if not run.stale and _is_chosen(run, key, wanted, free) and _is_long_enough(run, test, metrics):
-            value = run.overrides[free] if free else ""
+            value = run.overrides.get(free, "") if free else ""
             at = found.setdefault(run.seed, {})
             if value not in at or run.result.updates > at[value].result.updates:
                 at[value] = run
     if not free:
         return {seed: list(at.values()) for seed, at in found.items()}
-    complete = {seed: list(at.values()) for seed, at in found.items() if set(at) == set(sweep(key)[free])}
+    complete = {seed: list(at.values()) for seed, at in found.items() if set(at) == values}
     if "best_of" in test:
         return {seed: [min(runs, key=_validation_loss)] for seed, runs in complete.items()}
     return complete
+
+
+def _swept(free: str, key: str, where: str) -> set[str]:
+    """The values of a key in an experiment's sweep. Raises BnrnnError unless they are positive numbers."""
+    values = set(sweep(key).get(free, []))
+    if not values or not all(_is_positive(value) for value in values):
+        raise BnrnnError(f"{where}: expected a key for which {key} sweeps over positive numbers, found {free}")
+    return values
+
+
+def _is_positive(value: str) -> bool:
+    try:
+        return 0 < float(value) < math.inf
+    except ValueError:
+        return False
 
 
 def _validation_loss(run: Run) -> float:

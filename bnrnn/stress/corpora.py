@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tarfile
 import wave
 import zipfile
@@ -16,6 +17,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -166,6 +168,21 @@ def make_cnn(folder: Path) -> Reader:
     return lambda data: cnn_qa.CNNQA(str(data))
 
 
+def make_questions(folder: Path) -> Reader:
+    """The published files of questions, from which a corpus is prepared."""
+    make_cnn(folder)
+    shutil.rmtree(folder / "cnn_qa")
+    for split in (folder / "questions").iterdir():
+        list_sums(split)
+
+    def read(data: Path) -> Any:
+        with TemporaryDirectory() as made:
+            cnn_qa_prepare.prepare_cnn_qa(Path(made), data, most_skipped=0)
+            return cnn_qa.CNNQA(made)
+
+    return read
+
+
 NAMES = [f"{n}.jpg" for n in range(20)]
 
 
@@ -220,11 +237,24 @@ def make_inception(folder: Path) -> Reader:
     return lambda data: image_features.load_weights(data / "inception.pth")
 
 
+def make_images(folder: Path) -> Reader:
+    """Two images, as the networks read them that compute features."""
+    from PIL import Image
+
+    for n, name in enumerate(("a.jpg", "b.png")):
+        pixels = np.random.default_rng(n).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+        (folder / "images").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / "images" / name)
+    list_sums(folder / "images")
+    return lambda data: [image_features.load_image(data / "images" / name).sum((1, 2)) for name in ("a.jpg", "b.png")]
+
+
 CORPORA: dict[str, Callable[[Path], Reader]] = {
     "MNIST": make_mnist, "Penn Treebank, characters": make_ptb,
     "Penn Treebank, words": partial(make_ptb, words=True), "text8": make_text8,
     "text8.zip": partial(make_text8, name="text8.zip"), "text8, beginning": partial(make_text8, name="text8-begin.gz"),
-    "bAbI": make_babi, "IE-ER": make_ieer, "TIMIT": make_timit, "Kaldi": make_kaldi,
-    "CNN questions, prepared": make_cnn, "COCO captions, prepared": make_coco, "COCO mini": make_coco_mini,
-    "Flickr8k": make_flickr8k, "Inception weights": make_inception,
+    "bAbI": make_babi, "IE-ER": make_ieer, "TIMIT": make_timit, "Kaldi": make_kaldi, "images": make_images,
+    "CNN questions, published": make_questions, "CNN questions, prepared": make_cnn,
+    "COCO captions, prepared": make_coco, "COCO mini": make_coco_mini, "Flickr8k": make_flickr8k,
+    "Inception weights": make_inception,
 }  # fmt: skip

@@ -102,7 +102,9 @@ def make_inputs(folder: Path) -> list[Input]:
 
 def _corpus(name: str, folder: Path) -> Input:
     read = CORPORA[name](folder)
-    sources = {folder / "questions", folder / "cnn_qa/skipped.txt"}  # of the prepared CNN questions, not read again
+    sources = set()
+    if (folder / "cnn_qa").exists():  # what the prepared CNN questions were made from is not read again
+        sources = {folder / "questions", folder / "cnn_qa/skipped.txt"}
     files = [p for p in contents(folder) if not sources.intersection((p, *p.parents))]
     return Input(name, folder, lambda: read(folder), files)
 

@@ -112,6 +112,12 @@ class RunLog:
         """Send values to wandb that people watch and that are no part of the record; they are computed only then."""
         self._to_wandb(lambda run: run.log(values(), step=update))
 
+    def show(self, name: str, update: int, draw: Callable[[], Any]) -> None:
+        """Send a figure of matplotlib to wandb as an image; it is drawn only then."""
+        if self.wandb_run is not None:
+            figure = draw()
+            self._to_wandb(lambda run: mirror.show(run, name, update, figure))
+
     def sync(self) -> str:
         """Write all records to disk, and return their SHA-256, which the checkpoint holds that counts them."""
         with writing(self.path):

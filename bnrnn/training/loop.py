@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -56,6 +56,7 @@ class Trainer:
     stop: Stop
     save: Callable[[dict[str, Any]], None]
     recorded_at: float = 0.0  # seconds of the run at the last record
+    captions: dict[str, list[str]] = field(default_factory=dict)  # generated for the test images, by kind of search
 
     def snapshot(self) -> dict[str, Any]:
         """The content of a checkpoint, which `restore` loads."""
@@ -235,10 +236,11 @@ class Trainer:
         model: Any = self.model
         with self._measuring():
             generated = model.generate(references.features.to(self.device))
+        self.captions = {suffix: [references.spell(ids) for ids in found] for suffix, found in generated.items()}
         return {
             f"test/{name}{suffix}": value
-            for suffix, captions in generated.items()
-            for name, value in score([references.spell(ids) for ids in captions], references.captions).items()
+            for suffix, captions in self.captions.items()
+            for name, value in score(captions, references.captions).items()
         }
 
     def _score(self, total: int, batches: Iterator[Batch], what: str) -> dict[str, float]:

@@ -84,6 +84,13 @@ def start(cfg: DictConfig, config: dict[str, Any], folder: Path, overrides: dict
     return run
 
 
+def show(run: Any, name: str, update: int, figure: Any) -> None:
+    """Store a figure of matplotlib as an image of the run."""
+    import wandb
+
+    run.log({"update": update, name: wandb.Image(figure)}, step=update)
+
+
 def forget() -> None:
     """Forget wandb's process, after it was killed; the next run starts another."""
     import wandb

@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class Result:
     cpu_seconds: float | None = None  # None if a part of the run did not record it
     pieces: list[dict[str, Any]] = field(default_factory=list)  # empty for runs before there were pieces
     records_sha256: str | None = None  # of metrics.jsonl
+    updates_per_epoch: int | None = None  # None in results from before it was recorded
 
     @property
     def config_hash(self) -> str:
@@ -88,6 +90,7 @@ def _check_types(result: Result) -> None:
         dict: ("overrides", "metrics", "environment", "config"),
         list: ("commits", "pieces"),
         int: ("updates", "best_update", "num_parameters"),
+        (int, NoneType): ("updates_per_epoch",),
         (int, float): ("seconds",),
     }
     for kind, names in kinds.items():

@@ -6,7 +6,19 @@ from types import FrameType
 
 
 class Interrupted(SystemExit):
-    """The run was saved and stopped after SIGTERM or SIGINT. As a SystemExit it also ends a sweep."""
+    """The run was saved and stopped after the signal `number`. As a SystemExit it also ends a sweep."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message, number)
+        self.code = message  # what python prints if nobody catches it
+
+    @property
+    def status(self) -> int:
+        """The exit status by which shells know the signal: 130 for SIGINT, 143 for SIGTERM."""
+        return 128 + int(self.args[1])
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Stop:
@@ -50,4 +62,5 @@ class Stop:
     def check(self) -> None:
         """Raise Interrupted if a signal has arrived."""
         if self.received is not None:
-            raise Interrupted(f"{signal.Signals(self.received).name}: saved; the same command resumes from here")
+            name = signal.Signals(self.received).name
+            raise Interrupted(f"{name}: saved; the same command resumes from here", self.received)

@@ -5,8 +5,6 @@
 Reads the finished runs of the small version of Fig. 4a in --out-dir, with the lowest seed. Uses population statistics.
 """
 
-import os
-from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,10 @@ from bnrnn.config import label, sweep
 from bnrnn.data.cloze import Cloze
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.report import style
+from bnrnn.report.analyses import command_line, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.runs import load_trained, trained_runs
-from bnrnn.report.tables import publish
 from bnrnn.training.results import provenance
 
 KEY = "cooijmans2016/attention"
@@ -104,10 +102,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Attention of the readers of Cooijmans et al. 2016")
-    parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
-    parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
-    args = parser.parse_args()
+    args = command_line(__doc__).parse_args()
     torch.set_num_threads(1)
     publish(KEY, measure(args.data_dir, args.out_dir), args.out_dir, render, draw)
 

@@ -6,8 +6,6 @@ Measures, before training and in float64, the norm over units of the gradient of
 over a batch of 100 training images in the authors' pixel order (D8), for several draws of weights and images.
 """
 
-import os
-from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,10 @@ from bnrnn.config import compose_config
 from bnrnn.errors import report_errors
 from bnrnn.inputs import Batch
 from bnrnn.report import style
+from bnrnn.report.analyses import command_line, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.site.curves import Line, Plot, shortened
-from bnrnn.report.tables import publish
 from bnrnn.training.results import provenance
 
 KEY = "cooijmans2016/fig1a"
@@ -131,13 +129,11 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Fig. 1a of Cooijmans et al. 2016")
-    parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
-    parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
+    parser = command_line(__doc__)
     parser.add_argument("--num-draws", type=int, default=10)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    result = measure(args.data_dir, args.num_draws, list(load_claim(KEY)["log10"]))
+    result = measure(args.data_dir, 1 if args.smoke else args.num_draws, list(load_claim(KEY)["log10"]))
     publish(KEY, result, args.out_dir, render, draw)
 
 

@@ -6,7 +6,6 @@ Computes the mean and the quartiles of 1 - tanh² from 1000 samples for each of 
 repeats this for ten draws. The figure shows the first draw. Needs no training and no data.
 """
 
-from argparse import ArgumentParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ import torch
 
 from bnrnn.errors import report_errors
 from bnrnn.report import style
+from bnrnn.report.analyses import command_line, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.site.curves import Line, Plot, shortened
-from bnrnn.report.tables import publish
 from bnrnn.training.results import provenance
 
 KEY = "cooijmans2016/fig1b"
@@ -101,9 +100,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Fig. 1b of Cooijmans et al. 2016")
-    parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
-    args = parser.parse_args()
+    args = command_line(__doc__).parse_args()
     publish(KEY, measure(), args.out_dir, render, draw)
 
 

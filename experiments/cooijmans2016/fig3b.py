@@ -6,8 +6,6 @@ Reads the longest finished runs of Table 2 in --out-dir, and cuts the test text 
 evaluated with population statistics and with batch statistics, in batches of 100 as in the authors' code.
 """
 
-import os
-from argparse import ArgumentParser
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -26,11 +24,11 @@ from bnrnn.heap import keep_heap
 from bnrnn.layers.population import batch_statistics, has_batch_norm
 from bnrnn.metrics import Scores
 from bnrnn.report import style
+from bnrnn.report.analyses import command_line, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown, spread
 from bnrnn.report.runs import Run, load_trained, trained_runs
 from bnrnn.report.site.curves import Line, Plot, shortened
-from bnrnn.report.tables import publish
 from bnrnn.training.loop import outputs
 from bnrnn.training.results import provenance
 
@@ -146,15 +144,13 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Fig. 3b of Cooijmans et al. 2016")
-    parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
-    parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
+    parser = command_line(__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=load_claim(KEY)["lengths"])
     parser.add_argument("--num-batches", type=int, help="batches of each length; default all")
     args = parser.parse_args()
     torch.set_num_threads(1)
     keep_heap()
-    result = measure(args.data_dir, args.out_dir, args.lengths, args.num_batches)
+    result = measure(args.data_dir, args.out_dir, args.lengths, 1 if args.smoke else args.num_batches)
     publish(KEY, result, args.out_dir, render, draw)
 
 

@@ -5,7 +5,6 @@
 Reads the longest finished BN-LSTM of Table 2 in --out-dir and shows 30 random units over the first 50 steps.
 """
 
-from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from torch import Tensor
 
 from bnrnn.errors import report_errors
 from bnrnn.report import style
+from bnrnn.report.analyses import command_line, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.runs import trained_runs
 from bnrnn.report.site.curves import Line, Plot
-from bnrnn.report.tables import publish
 from bnrnn.training import checkpoint
 from bnrnn.training.results import provenance
 
@@ -99,9 +98,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Fig. 5 of Cooijmans et al. 2016")
-    parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
-    args = parser.parse_args()
+    args = command_line(__doc__).parse_args()
     publish(KEY, measure(args.out_dir), args.out_dir, render, draw)
 
 

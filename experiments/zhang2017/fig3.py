@@ -6,25 +6,21 @@ Reads the finished runs of the captioners on Flickr8k in --out-dir, with the low
 <data-dir>/flickr8k/*.tar. Captions come from greedy search with population statistics.
 """
 
-import io
 import os
-import tarfile
-from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from bnrnn.config import label, sweep
-from bnrnn.data.image_features import thumbnail
-from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.data.flickr8k import thumbnails
+from bnrnn.errors import report_errors
 from bnrnn.models.decoding import decode
-from bnrnn.report import plots
+from bnrnn.report import plots, style
+from bnrnn.report.analyses import command_line, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.runs import load_trained, trained_runs
-from bnrnn.report.tables import publish
 from bnrnn.training.results import provenance
 
 KEY = "zhang2017/fig3"
@@ -56,35 +52,17 @@ def render(result: dict[str, Any]) -> str:
     return f"# {load_claim(KEY)['title']}\n\n{caption}\n{markdown(header, rows)}\n![Fig. 3](fig3.png)\n"
 
 
-def thumbnails(names: list[str], data_dir: Path) -> list[np.ndarray]:
-    """Small copies of images. Raises BnrnnError for an image that is missing."""
-    found: dict[str, np.ndarray] = {}
-    for path in sorted((data_dir / "flickr8k").glob("*.tar")):
-        with tarfile.open(path) as archive:
-            for member in archive.getmembers():
-                name = Path(member.name).name
-                if name in names and (file := archive.extractfile(member)) is not None:
-                    found[name] = thumbnail(io.BytesIO(file.read()))
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise BnrnnError(f"{missing[0]} is not in a .tar file of {data_dir / 'flickr8k'}: put Flickr8k's images there")
-    return [found[name] for name in names]
-
-
 def draw(result: dict[str, Any], path: Path) -> None:
     """Draw the figure. If the images are not available, an existing figure is kept."""
-    data_dir = Path(os.environ.get("BNRNN_DATA", "data"))
-    if not any((data_dir / "flickr8k").glob("*.tar")) and path.exists():
+    folder = Path(os.environ.get("BNRNN_DATA", "data"), "flickr8k")
+    if not any(folder.glob("*.tar")) and path.exists():
         return
-    pixels = thumbnails([image["name"] for image in result["images"]], data_dir)
-    plots.draw_gallery(result["images"], pixels, path)
+    pixels = thumbnails([image["name"] for image in result["images"]], folder)
+    style.save(plots.gallery(result["images"], pixels), path)
 
 
 def main() -> None:
-    parser = ArgumentParser(description="Fig. 3 of Zhang et al. 2017")
-    parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
-    parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
-    args = parser.parse_args()
+    args = command_line(__doc__).parse_args()
     os.environ["BNRNN_DATA"] = args.data_dir
     torch.set_num_threads(1)
     publish(KEY, measure(args.data_dir, args.out_dir), args.out_dir, render, draw)

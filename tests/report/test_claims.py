@@ -59,6 +59,16 @@ def test_missing_data_is_one_message(tmp_path, monkeypatch):
         runpy.run_path(str(ROOT / "experiments/cooijmans2016/fig1a.py"), run_name="__main__")
 
 
+def test_the_smoke_run_of_an_analysis_measures_one_draw(monkeypatch):
+    measured = []
+    monkeypatch.setattr(fig1a, "measure", lambda data_dir, num_draws, gammas: measured.append(num_draws))
+    monkeypatch.setattr(fig1a, "publish", lambda *result: None)
+    for options in ([], ["--smoke"]):
+        monkeypatch.setattr(sys, "argv", ["fig1a.py", *options])
+        fig1a.main()
+    assert measured == [10, 1]
+
+
 def test_needed_lists_recipes_and_analyses_of_a_figure():
     assert needed("cooijmans2016/fig3") == (["cooijmans2016/table2"], [Path("experiments/cooijmans2016/fig3b.py")])
     assert needed("laurent2015/fig1") == (["laurent2015/table1"], [])

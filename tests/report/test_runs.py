@@ -5,7 +5,6 @@ from math import exp
 
 import pytest
 
-from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record, write_record
 from bnrnn.report import plots, tables
@@ -15,6 +14,7 @@ from bnrnn.training.cells import expand
 from bnrnn.training.checkpoint import MODEL
 from bnrnn.training.results import FILE, Result, config_record
 from bnrnn.training.search import apply_trial
+from tests.helpers import composed
 
 WORDS = "laurent2015/table2"
 CELL = {"model": "input_bn_lstm", "seed": "0", "setting": "small"}
@@ -22,8 +22,9 @@ CELL = {"model": "input_bn_lstm", "seed": "0", "setting": "small"}
 
 def put(results_dir, key: str, overrides: dict, metrics: dict, records: list[dict] | None = None, budget="paper"):
     """Store a finished run in the same way as training."""
-    arguments = [f"experiment={key}", f"budget={budget}", *(f"{k}={v}" for k, v in overrides.items())]
-    record = config_record(apply_trial(compose_config(*arguments)))
+    cfg = composed(f"experiment={key}", f"budget={budget}", *(f"{k}={v}" for k, v in overrides.items() if k != "seed"))
+    cfg.seed = int(overrides.get("seed", cfg.seed))
+    record = config_record(apply_trial(cfg))
     folder = results_dir / key / budget / ",".join(f"{k}={v}" for k, v in sorted(overrides.items()))
     folder.mkdir(parents=True)
     environment = {"device": "cpu", "hardware": "x86_64", "backend": "cpu"}
@@ -175,7 +176,7 @@ def test_a_run_with_a_deleted_key_is_not_stale(tmp_path):
     arguments = [f"experiment={key}", "budget=paper", "~optim.momentum"]
     put(tmp_path, key, {"model": "lstm", "seed": "0"}, {"valid/accuracy": 0.2})
     path = next(tmp_path.rglob("result.json"))
-    record = config_record(compose_config(*arguments, "model=lstm"))
+    record = config_record(composed(*arguments, "model=lstm"))
     change(path, {"overrides": {"model": "lstm", "~optim.momentum": ""}, "config": record})
     (run,) = load_runs(key, tmp_path)
     assert not run.stale

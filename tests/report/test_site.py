@@ -14,7 +14,7 @@ from bnrnn.report.runs import load_runs
 from bnrnn.report.site import api, curves, experiment, front, missing, run_pages, source
 from bnrnn.report.site.filtered import filtered_table
 from bnrnn.report.verdicts import Claim, JudgedTest
-from tests.report.test_runs import CELL, WORDS, put, train_records
+from tests.report.test_runs import CELL, WORDS, change, put, train_records
 
 RECORDS = [*train_records(5.0, 4.0, 3.0, 2.0, 2.0), {"update": 100, "seconds": 7200.0, "valid/ppl": 150.0}]
 
@@ -37,6 +37,16 @@ def test_lines_have_the_series_of_the_tables(runs):
         assert lines[0].x[curves.UPDATES] == list(series)
         assert lines[0].y == pytest.approx(list(series.values()), rel=1e-5)
     assert plot.metrics["train/ppl"] == "training perplexity per word"
+
+
+def test_epochs_are_an_axis_where_their_length_was_recorded(tmp_path):
+    put(tmp_path, "cooijmans2016/table1", {"model": "lstm", "seed": "0", "data": "pmnist"}, {"test/accuracy": 0.9},
+        [{"update": 10, "valid/accuracy": 0.5}])  # fmt: skip
+    path = next(tmp_path.rglob("result.json"))
+    for length, expected in ((None, None), (4, [2.5])):
+        change(path, {"updates_per_epoch": length})
+        (run,) = load_runs("cooijmans2016/table1", tmp_path)
+        assert curves.line_of(run, "valid/accuracy", {10: 0.5}, "", "").x.get(curves.EPOCHS) == expected
 
 
 def test_the_papers_points_are_those_of_the_claims():

@@ -191,6 +191,14 @@ def test_an_entry_that_cannot_be_understood_names_its_claim(tmp_path):
         judged(tmp_path, {**BETTER, "scope": "all"})
 
 
+def test_rates_of_a_test_must_be_swept_and_positive(tmp_path):
+    test = {**BETTER, "best_of": "optim.decay"}
+    with pytest.raises(BnrnnError, match="claim C1: expected a key for which cooijmans2016/table1 sweeps"):
+        judged(tmp_path, test)
+    with pytest.raises(BnrnnError, match="positive numbers, found model"):
+        judged(tmp_path, {**test, "best_of": "model"})
+
+
 @cache
 def composed(key: str):
     return compose_config(f"experiment={key}")

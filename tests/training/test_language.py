@@ -15,7 +15,7 @@ from bnrnn.training.log import read_jsonl
 from bnrnn.training.loop import Trainer, outputs
 from bnrnn.training.optim import learning_rate
 from bnrnn.training.search import apply_trial
-from tests.helpers import assert_near
+from tests.helpers import assert_near, composed
 from tests.test_train import interrupt_at, losses, without_time
 from tests.toy import ToyWords
 
@@ -35,12 +35,12 @@ GOLDEN = {
 
 
 def characters(*overrides: str):
-    return compose_config(*CHARACTERS, *LENGTH, "model.hidden_size=16", *overrides)
+    return composed(*CHARACTERS, *LENGTH, "model.hidden_size=16", *overrides)
 
 
 def words(*overrides: str):
     model = [] if any(o.startswith("model=") for o in overrides) else ["model=input_bn_lstm"]
-    return compose_config(*model, *overrides, *WORDS, *LENGTH, "model.hidden_size=16")
+    return composed(*model, *overrides, *WORDS, *LENGTH, "model.hidden_size=16")
 
 
 def losses_of_epochs(folder) -> list[float]:

@@ -54,6 +54,9 @@ def test_wandbs_own_reader_finds_the_record_in_the_offline_run(tmp_path, run_com
     assert all(item.pop("update") == u for u, item in theirs.items())
     extra = {k: item.pop(k) for item in theirs.values() for k in list(item) if k.startswith(("gamma/", "updates_"))}
     assert extra["gamma/layer.layers.0.bn_c"] == pytest.approx(0.1, abs=0.01) and extra["updates_per_second"] > 0
+    last = theirs[max(theirs)]
+    image = {k.partition(".")[2]: last.pop(k) for k in list(last) if k.startswith("curves.")}
+    assert image["_type"] == "image-file" and (wandb_dir / "files" / image["path"]).read_bytes().startswith(b"\x89PNG")
     assert theirs == ours
 
     summary = {k: v for r in records if r["type"] == "summary" for k, v in r["summary"].get("update", {}).items()}

@@ -1,19 +1,19 @@
 """Training of readers: golden losses, resuming, statistics, and a run from question files to a result."""
 
-import subprocess
 import sys
 
 import pytest
 import torch
 
-from bnrnn.config import ROOT, compose_config
+from bnrnn.config import compose_config
 from bnrnn.data.cnn_qa_prepare import prepare_cnn_qa
 from bnrnn.report.claims import load_analysis
-from bnrnn.train import train
+from bnrnn.train import cli, train
 from bnrnn.training.build import build
 from bnrnn.training.log import read_jsonl
 from bnrnn.training.results import Result
 from tests.data.cnn_corpus import make
+from tests.helpers import composed
 from tests.test_train import interrupt_at, losses, without_time
 
 SMALL = (
@@ -32,7 +32,7 @@ GOLDEN = {
 
 
 def small(setting: str, *overrides: str):
-    return compose_config(*SMALL, *TOY, f"setting={setting}", *overrides)
+    return composed(*SMALL, *TOY, f"setting={setting}", *overrides)
 
 
 @pytest.mark.parametrize("setting", VARIANTS)
@@ -78,14 +78,15 @@ def test_published_and_equal_settings():
 
 
 @pytest.mark.slow
-def test_from_question_files_to_a_result(tmp_path):
+def test_from_question_files_to_a_result(tmp_path, monkeypatch):
     corpus = make(tmp_path / "cnn", {"training": 40, "validation": 10, "test": 10})
     prepare_cnn_qa(tmp_path, corpus)
     command = [
-        sys.executable, "-m", "bnrnn.train", "-m", "experiment=cooijmans2016/fig4a", "budget=smoke", "device=cpu",
-        "model.hidden_size=8", "batch_size=10", f"data_dir={tmp_path}", f"out_dir={tmp_path}", "seed=0",
+        "bnrnn-train", "-m", "experiment=cooijmans2016/fig4a", "budget=smoke", "device=cpu", "model.hidden_size=8",
+        "batch_size=10", f"data_dir={tmp_path}", f"out_dir={tmp_path}", "seed=0",
     ]  # fmt: skip
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    monkeypatch.setattr(sys, "argv", command)
+    cli()
     results = sorted((tmp_path / "cooijmans2016/fig4a/smoke").glob("*/result.json"))
     assert len(results) == 5
     for path in results:

@@ -74,7 +74,9 @@ def shortened(value: float | None) -> float | None:
 
 
 def updates_per_epoch(run: Run) -> float | None:
-    """The number of updates of an epoch; None if the result does not tell, as for a budget in updates."""
+    """The number of updates of an epoch; None if it was not recorded and the budget is in updates."""
+    if run.result.updates_per_epoch is not None:
+        return float(run.result.updates_per_epoch)
     epochs = run.overrides.get("budget.epochs") or run.result.config["budget"].get("epochs")
     return run.result.updates / float(epochs) if epochs and run.result.status == "finished" else None
 

@@ -1,0 +1,33 @@
+"""How the runs of a sweep stand: finished, failed, running or left."""
+
+import os
+from collections import Counter
+
+from bnrnn.training.cells import Cell
+from bnrnn.training.failures import failure
+from bnrnn.training.lock import is_being_trained
+from bnrnn.training.log import LOG
+from bnrnn.training.results import FILE
+
+
+def state_of(cell: Cell, since: float) -> str:
+    """finished, failed (after a time), running or left. A run that has diverged is finished."""
+    if (cell.folder / FILE).exists():
+        return "finished"
+    return "failed" if failure(cell.folder, since) else "running" if is_being_trained(cell.folder) else "left"
+
+
+def summary(cells: list[Cell], since: float) -> str:
+    """The number of runs in each state, such as "3 of 8 finished, 1 failed, 4 left"."""
+    counts = Counter(state_of(cell, since) for cell in cells)
+    return ", ".join(f"{counts[s]} of {len(cells)} finished" if s == "finished" else f"{counts[s]} {s}"
+                     for s in ("finished", "running", "failed", "left") if counts[s] or s == "finished")  # fmt: skip
+
+
+def failures_of(cells: list[Cell], since: float) -> list[str]:
+    """A line for each run that has failed after a time: its overrides, the message and its log."""
+    return [failure_line(cell) for cell in cells if state_of(cell, since) == "failed"]
+
+
+def failure_line(cell: Cell) -> str:
+    return f"failed: {cell.title}: {failure(cell.folder)} (log: {os.path.relpath(cell.folder / LOG)})"

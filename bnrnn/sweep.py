@@ -1,0 +1,58 @@
+"""Train the runs of a sweep with several processes on this machine.
+
+python -m bnrnn.sweep jobs=2 experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
+
+The processes are workers (bnrnn.workers): a run that fails does not stop the others, and a second start of the command
+resumes the runs that are not finished. In a terminal, one display shows all runs. Their lines are in each run's log.
+"""
+
+import os
+import sys
+import time
+
+from hydra.errors import HydraException
+
+from bnrnn.config import checking_files, compose_config
+from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.report.live import Live
+from bnrnn.report.outcome import failures_of, state_of, summary
+from bnrnn.training.cells import expand
+from bnrnn.training.log import say
+from bnrnn.training.options import check_options, keys_of, with_nearest_key
+from bnrnn.training.stop import Stop
+from bnrnn.workers import MENDABLE, run_team
+
+FAILED = 3  # exit status if some runs have failed and the others are done; an error of the user is 1
+
+
+def main() -> None:
+    jobs = next((a.partition("=")[2] for a in sys.argv[1:] if a.startswith("jobs=")), "1")
+    arguments = [a for a in sys.argv[1:] if not a.startswith("jobs=")]
+    if not jobs.isdecimal() or int(jobs) < 1:
+        raise BnrnnError(f"jobs={jobs} is not valid: expected the number of processes, such as jobs=2")
+    cells, since = expand(arguments), time.time()
+    try:
+        with checking_files():
+            check_options(cells[0].cfg)  # a wrong option is one message, before anything is trained
+    except HydraException as error:
+        raise BnrnnError(with_nearest_key(error, lambda: keys_of(compose_config()))) from error
+    with Stop() as stop:
+        with Live(cells, since) as live:
+            run_team(cells, since, int(jobs), stop, look=live.look, is_silent=live.is_shown)
+        for line in failures_of(cells, since):
+            say(line)
+        say(summary(cells, since))
+        if stop.received is not None:
+            say("the runs are saved: the same command resumes them")
+            sys.exit(128 + stop.received)
+    sys.exit(FAILED if any(state_of(cell, since) != "finished" for cell in cells) else 0)
+
+
+def cli() -> None:
+    """Run main. Print errors that the user can correct as one message."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
+    report_errors(main, *MENDABLE)
+
+
+if __name__ == "__main__":
+    cli()
