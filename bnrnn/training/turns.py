@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.random import mtrand
 
 from bnrnn.scan import joint
 
@@ -172,7 +172,7 @@ def _random_state() -> tuple[Any, ...]:
     faster than copying its state.
     """
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_bit_generator()
+    return torch.get_rng_state(), cuda, random.getstate(), mtrand.get_bit_generator()
 
 
 def _set_random_state(state: tuple[Any, ...]) -> None:
@@ -181,4 +181,4 @@ def _set_random_state(state: tuple[Any, ...]) -> None:
     if cuda is not None:
         torch.cuda.set_rng_state_all(cuda)
     random.setstate(of_python)
-    np.random.set_bit_generator(of_numpy)
+    mtrand.set_bit_generator(of_numpy)
