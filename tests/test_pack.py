@@ -197,6 +197,8 @@ def test_runs_of_one_form_are_packed_in_order():
     assert in_packs(cfgs, 2) == [[0, 2], [1], [3, 6], [4], [5], [7]]
     free = {"optim__lr": 0.5, "grad_clip": 0, "model__state_noise": 0.3, "model__init__forget_bias": 2.0}
     assert all(form(variant("lstm", **{key: value})) == form(base[0]) for key, value in free.items())
+    gammas = [variant("bn_lstm", model__layer__gamma_init=gamma) for gamma in (0.1, 0.5, None)]
+    assert form(gammas[0]) == form(gammas[1]) != form(gammas[2]), "null may turn a normalization off"
     kept = {"backend": "fused", "precision": "bfloat16", "budget__updates": 9, "data__length": 5, "num_threads": 2}
     assert all(form(variant("lstm", **{key: value})) != form(base[0]) for key, value in kept.items())
 
@@ -279,10 +281,8 @@ def test_on_a_cpu_the_runs_of_a_pack_take_turns_after_each_update(tmp_path, monk
     runs = [run._replace(cfg=composed("model=lstm", *SHORT)) for run in pack_of([variant("lstm")] * 2, tmp_path)]
     turns, update = [], Trainer.update
     monkeypatch.setattr(Trainer, "update", lambda self, batch: turns.append(self.log.title) or update(self, batch))
-    started = time.monotonic()
     results = train_pack(runs)
     assert turns == ["[0]", "[1]"] * 5
-    assert sum(result.seconds for result in results) < time.monotonic() - started + 0.1, "they share the time"
     assert results[0].environment["backend"] == "cpu" and results[0].metrics == results[1].metrics
 
 

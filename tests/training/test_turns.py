@@ -2,6 +2,7 @@
 
 import random
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.lstm import triton
+from bnrnn.training.state import Clock, TrainState
+from bnrnn.training.stop import Stop
 from bnrnn.training.turns import group_size, num_live, take_turns
 from tests.helpers import assert_near, without_shape_checks
 from tests.scan.cases import NAMES, OPTIONAL, problem
@@ -137,6 +140,20 @@ def test_they_know_how_many_they_are():
 
     assert take_turns([count, count, count])[0] == [(3, 3)] * 3
     assert (group_size(), num_live()) == (1, 1)
+
+
+def test_they_share_the_time_of_the_process():
+    def train() -> float:
+        state, clock = TrainState("", []), Clock(Stop())
+        time.sleep(0.05)
+        evaluate(problem(2, 3, 4))  # waits for the other
+        clock.add_to(state)
+        evaluate(problem(2, 3, 4))
+        return state.seconds
+
+    started = time.monotonic()
+    found, _ = take_turns([train, train])
+    assert 0.07 < sum(found) < time.monotonic() - started
 
 
 def test_a_second_interrupt_ends_all_at_once(monkeypatch):
