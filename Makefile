@@ -9,6 +9,7 @@ BUDGET ?= paper
 SEEDS ?=
 DEVICE ?= auto
 JOBS ?= 1
+PACK ?=
 HOURS ?= 1
 LAUNCHER ?=
 WORKERS ?= 4
@@ -16,7 +17,7 @@ WAIT ?= 1
 ARGS ?=
 # The results of a smoke run mean nothing, so they are not written to results/.
 OUT ?= $(if $(filter smoke,$(BUDGET)),outputs,results)
-RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) \
+RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) $(if $(PACK),pack=$(PACK)) \
 	$(if $(SLURM),hydra.launcher.workers=$(WORKERS) hydra.launcher.jobs=$(JOBS),$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER))) $(ARGS)
 SLURM = $(filter slurm,$(LAUNCHER))
 TRAIN = $(PYTHON) -m $(if $(LAUNCHER)$(filter 1,$(JOBS)),bnrnn.train,bnrnn.sweep jobs=$(JOBS))
@@ -44,7 +45,7 @@ help:  ## print this list
 			-e 's/^\([a-z0-9_]*\):.*/\1/p' $$claims | sort -u | sed "s/^/$$paper-/; s/^cooijmans2016-//"); \
 		echo $$names | fold -s -w 110 | sed 's/^/  /'; done
 	@printf '\nOptions of reproduce-NAME, plan-NAME, status-NAME and sweep-gamma:\n'
-	@echo "  BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2 OUT=results ARGS='any hydra override'"
+	@echo "  BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2 PACK=8 OUT=results ARGS='any hydra override'"
 	@echo "  LAUNCHER=slurm (WORKERS=4 JOBS=1 WAIT=0)"
 	@echo "  BNRNN_DATA: the folder of the datasets."
 
@@ -142,7 +143,7 @@ wheels: setup  ## download into wheels/ what a machine without a package index n
 	$(PYTHON) scripts/wheels.py wheels $(if $(PYTHON_VERSION),--python $(PYTHON_VERSION))
 
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml) for HOURS=3, JOBS=2 at a time
-	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) out_dir=$(OUT) $(ARGS)
+	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) $(if $(PACK),pack=$(PACK)) out_dir=$(OUT) $(ARGS)
 
 status: setup  ## list the campaign's runs and those of submitted sweeps: finished, running and left, and the time left
 	@$(PYTHON) -m bnrnn.campaign status out_dir=$(OUT) $(ARGS)

@@ -5,8 +5,8 @@ python -m bnrnn.campaign status                print which runs are finished, ru
 python -m bnrnn.campaign work                  run one worker until no run is left
 python -m bnrnn.campaign pack                  compress small checkpoints of unfinished runs, so they can be committed
 
-All commands take file=... (default conf/campaign.yaml) and out_dir=... (default results). `work` also takes lane=long
-or lane=short.
+All commands take file=... (default conf/campaign.yaml) and out_dir=... (default results). Training also takes pack=8,
+the number of runs that train together in a process, and `work` takes lane=long or lane=short.
 """
 
 import math
@@ -46,6 +46,7 @@ class Options:
     file: Path = ROOT / "conf" / "campaign.yaml"
     out_dir: Path = Path("results")
     lane: str = ""
+    pack: int | None = None  # runs that train together; None: as many as the GPU's memory holds, 1 on a CPU
     parent: int = 0  # id of the process that started this worker
     since: float = field(default_factory=time.time)  # runs that failed earlier are tried again
 
@@ -61,7 +62,7 @@ def run_nicely(options: Options) -> int:
     """Run one worker at low priority, and return its exit status."""
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     cells = in_order(load_entries(options.file, options.out_dir), options.lane)
-    return run_worker(cells, options.since, options.parent)
+    return run_worker(cells, options.since, options.parent, options.pack)
 
 
 def run_campaign(options: Options) -> int:
@@ -90,7 +91,7 @@ def run_campaign(options: Options) -> int:
 def _start(options: Options, lane: str) -> subprocess.Popen[bytes]:
     """Start a worker in its own process group: Ctrl-C reaches only the present process, which then stops the worker."""
     given = {"file": options.file, "out_dir": options.out_dir, "lane": lane, "parent": os.getpid(),
-             "since": options.since}  # fmt: skip
+             "since": options.since, "pack": options.pack or ""}  # fmt: skip
     command = [sys.executable, "-m", "bnrnn.campaign", "work", *(f"{k}={v}" for k, v in given.items() if v != "")]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
 
@@ -108,12 +109,13 @@ def pack(options: Options) -> None:
 def parse(arguments: list[str]) -> Options:
     """The options of the command line. Raises BnrnnError for unknown commands and options, and for wrong values."""
     command = arguments[0] if arguments and "=" not in arguments[0] else "train"
-    own = {"train": ("hours", "jobs"), "work": ("lane", "parent", "since"), "status": (), "pack": ()}
+    own = {"train": ("hours", "jobs", "pack"), "work": ("lane", "pack", "parent", "since"), "status": (), "pack": ()}
     if command not in own:
         raise BnrnnError(f"{command} is not a command of bnrnn.campaign: use hours=3 jobs=2, status, work or pack")
     kinds: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool], str]] = {
         "hours": (float, lambda v: 0 < v < math.inf, "a number of hours above 0, such as hours=3"),
         "jobs": (int, lambda v: v >= 1, "a number of workers, such as jobs=2"),
+        "pack": (int, lambda v: v >= 1, "a number of runs that train together, such as pack=8"),
         "lane": (str, lambda v: v in (LONG, "short"), f"lane={LONG} or lane=short"),
         "file": (Path, lambda v: v.is_file(), "a file that exists, such as file=conf/campaign.yaml"),
         "out_dir": (Path, lambda v: not v.is_file(), "a folder, such as out_dir=results"),

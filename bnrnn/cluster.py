@@ -61,10 +61,12 @@ def submit(arguments: list[str]) -> None:
     own = {key: options.pop(key) for key in OWN}
     for key in ("workers", "jobs"):
         check_size(f"hydra.launcher.{key}", own[key])
+    pack = 1 if cells[0].cfg.pack is None else cells[0].cfg.pack
+    check_size("pack", pack)
     overrides = [a for a in arguments if not a.lstrip("+~").startswith(("hydra.", "hydra/"))]
     since = time.time()
     task = Task(overrides, own["jobs"], since, own["wait_for_lock_s"], own["max_num_timeout"])
-    workers = min(own["workers"], math.ceil(len(left) / own["jobs"]))
+    workers = min(own["workers"], math.ceil(len(left) / own["jobs"] / pack))
     job = _sbatch(task, workers, folder, options)
     write_json(folder / f"{job}.json", {"arguments": overrides, "since": since, "workers": workers})
     say(f"job {job}: {_count(workers, 'worker')} for {_count(len(left), 'unfinished run')} of {options['name']}")

@@ -31,16 +31,16 @@ def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
     if isinstance(cause, OSError) and cause.filename is not None:
         remedy = "use shorter names" if cause.errno == errno.ENAMETOOLONG else "choose another path or mend this one"
         return BnrnnError(f"{cause.filename} cannot be used ({cause.strerror}): {remedy}")
-    if _lacks_memory(error):
+    if lacks_memory(error):
         first = (str(error) or type(error).__name__).splitlines()[0]
         return BnrnnError(
-            f"not enough memory ({first}): use a smaller batch_size or population_batch_size, or another machine; what "
-            "was saved is unchanged"
+            f"not enough memory ({first}): use a smaller batch_size, population_batch_size or pack, or another "
+            "machine; what was saved is unchanged"
         )
     return None
 
 
-def _lacks_memory(error: Exception) -> bool:
+def lacks_memory(error: Exception) -> bool:
     """Whether memory ran out: Python's and CUDA's error have their own types, torch's on a CPU is a RuntimeError."""
     return isinstance(error, MemoryError) or any(
         sign in str(error) for sign in ("can't allocate memory", "CUDA out of memory", "Cannot allocate memory")

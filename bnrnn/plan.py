@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,18 +24,22 @@ from omegaconf.errors import OmegaConfBaseException
 from bnrnn.errors import report_errors
 from bnrnn.layers.population import batch_statistics, estimated_together, has_batch_norm
 from bnrnn.report.markdown import NONE, markdown
-from bnrnn.train import build
 from bnrnn.training import checkpoint
+from bnrnn.training.build import build
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.checkpoint import CHECKPOINT
+from bnrnn.training.device import choose_device
 from bnrnn.training.log import RunLog
 from bnrnn.training.loop import Trainer, outputs
 from bnrnn.training.options import check_options
+from bnrnn.training.pack import has_replicas, is_padded
 from bnrnn.training.results import FILE, Result, check_same_config, config_record
 from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Stop
 
 NUM_UPDATES = 4  # updates to measure; the first is a warm-up
+MOST_TOGETHER = 16  # runs that train together on a GPU
+SHARE = 0.5  # of the free memory that they may need by the measurement of one: stacking them takes copies
 
 
 @dataclass
@@ -132,6 +136,24 @@ def costs(planned: list[Cell]) -> dict[str, Cost]:
                 record: Any = OmegaConf.to_container(cell.cfg, resolve=True)
                 found[_kind(cell)] = pool.submit(measure, record).result()
     return found
+
+
+def fitting(cell: Cell) -> int:
+    """How many runs like this one may train together: as many as the GPU's free memory holds, and 1 on a CPU.
+
+    Also 1 if training together would be no faster (see bnrnn.training.pack). Each kind of run is measured once.
+    """
+    device = choose_device(cell.cfg.device)
+    if device.type != "cuda" or not has_replicas(cell.cfg) or is_padded(cell.cfg):
+        return 1
+    if (kind := _kind(cell)) not in _fitting:
+        gib = costs([replace(cell, state="to do")])[kind].gib
+        free, _ = torch.cuda.mem_get_info(device)
+        _fitting[kind] = max(1, min(MOST_TOGETHER, int(SHARE * free / 2**30 / gib)))
+    return _fitting[kind]
+
+
+_fitting: dict[str, int] = {}
 
 
 def _kind(cell: Cell) -> str:

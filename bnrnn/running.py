@@ -24,7 +24,7 @@ from bnrnn.inputs import Batch
 from bnrnn.layers.population import batch_statistics, collecting_statistics, estimated_together
 from bnrnn.metrics import Scores, cross_entropy
 from bnrnn.report.running_page import FILE
-from bnrnn.train import build
+from bnrnn.training.build import build
 from bnrnn.training.loop import outputs
 from bnrnn.training.results import provenance
 

@@ -6,45 +6,53 @@ python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hydra
-import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from torch import nn
 
 from bnrnn.config import CONF, checking_files, compose_config, without_labels
-from bnrnn.data.base import SequenceData, model_sizes
 from bnrnn.errors import BnrnnError, mendable, report_errors
 from bnrnn.files import make_folder, reading
-from bnrnn.heap import keep_heap
-from bnrnn.layers.base import RecurrentLayer
 from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
 from bnrnn.metrics import has_java
 from bnrnn.processes import end_with
-from bnrnn.scan import ENGINES, set_backend
 from bnrnn.training import checkpoint, mirror
+from bnrnn.training.build import build, engines_of
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
-from bnrnn.training.device import choose_device, set_precision
 from bnrnn.training.lock import locked
 from bnrnn.training.log import METRICS, RunLog, read_jsonl, say
 from bnrnn.training.loop import Trainer
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
+from bnrnn.training.pack import Run, describe, in_packs
 from bnrnn.training.pieces import digest, joined
 from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit
 from bnrnn.training.search import apply_trial
 from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Interrupted, Stop
+from bnrnn.training.turns import group_size, take_turns
+
+_waiting: list[Run] = []  # cells of a sweep that are to be trained in packs
 
 
-def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = None, title: str = "") -> Result:
+def train(
+    cfg: DictConfig,
+    run_dir: Path,
+    overrides: dict[str, str] | None = None,
+    title: str = "",
+    stop: Stop | None = None,
+) -> Result:
     """Train one cell in `run_dir`, resume it from its checkpoint, or return the result if it is finished.
+
+    `stop` is that of a pack; without it, the cell has its own.
 
     Raises BnrnnError for bad input, Locked if another process is training the cell, and Interrupted
     (bnrnn.training.stop) after SIGTERM or SIGINT, after a checkpoint was saved.
@@ -56,7 +64,7 @@ def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = Non
         make_folder(run_dir)
         with locked(run_dir) as check_lock:
             if not (run_dir / FILE).exists():  # another process may have finished it before we got the lock
-                return _train(cfg, record, run_dir, overrides or {}, title, check_lock)
+                return _train(cfg, record, run_dir, overrides or {}, title, check_lock, stop)
             remove(run_dir / CHECKPOINT)  # the run was killed between writing its result and removing its checkpoint
     result = Result.read(run_dir / FILE)
     check_same_config(result.config, record, run_dir / FILE)
@@ -66,7 +74,7 @@ def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = Non
 
 def _train(
     cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: dict[str, str], title: str,
-    check_lock: Callable[[], None],
+    check_lock: Callable[[], None], given_stop: Stop | None,
 ) -> Result:  # fmt: skip
     saved = load(run_dir / CHECKPOINT)
     if saved is not None:
@@ -75,6 +83,8 @@ def _train(
     where = environment(device, cfg.precision)
     if where["backend"] not in engines_of(model):  # the tanh RNN has only the reference engine
         where["backend"] = "reference"
+    if group_size() > 1:
+        where["pack"] = group_size()
     state = begin(saved, run_dir / CHECKPOINT) or TrainState(run_id=mirror.new_id(cfg, overrides), commits=[])
     state.commits = list(dict.fromkeys([*state.commits, git_commit()]))
     found = digest(data, cfg.batch_size)
@@ -82,7 +92,8 @@ def _train(
 
     wandb_run = mirror.start(cfg, record, run_dir.parent, overrides, state.run_id)
     kept = saved.get("records_sha256") if saved else None
-    with Stop() as stop, RunLog(run_dir, title, state.num_records, wandb_run, kept) as log:
+    stopping = Stop() if given_stop is None else nullcontext(given_stop)
+    with stopping as stop, RunLog(run_dir, title, state.num_records, wandb_run, kept) as log:
         optimizer = instantiate(cfg.optim)(model.parameters())
 
         def save(snapshot: dict[str, Any]) -> None:
@@ -94,7 +105,7 @@ def _train(
             with reading(existing(run_dir / CHECKPOINT) or run_dir, REMEDY, "a checkpoint of this model"):
                 trainer.restore(saved)
         begun = f"resumed at update {state.update}" if saved else "from the start"
-        how = f"{where['backend']} engine, {cfg.precision}"
+        how = f"{where['backend']} engine, {cfg.precision}" + (f", pack of {where['pack']}" if "pack" in where else "")
         log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}, {how}")
         log.say(data.description)
         trainer.fit()
@@ -138,6 +149,35 @@ def _figures() -> Any:
     return run_figures
 
 
+def train_pack(runs: Sequence[Run]) -> list[Result | BaseException]:
+    """Train several cells together in this process. Returns the result of each, or the error that has ended it.
+
+    Each cell has the folder, files and numbers of a cell that is trained alone. Where the engine allows it, their scans
+    are computed in one call. Raises Interrupted after SIGTERM or SIGINT, after the checkpoints were saved.
+    """
+    with Stop() as stop:
+        outcomes, group = take_turns([partial(train, *run, stop) for run in runs])
+        stop.check()
+    if group.num_scans:
+        say(f"pack of {len(runs)}: {group.num_scans:,} scans in {group.num_calls:,} calls of the engine")
+    return outcomes
+
+
+def train_in_packs(runs: Sequence[Run], size: int) -> None:
+    """Train the cells of a sweep in packs of at most `size`. Raises the first error of a pack when the pack is done."""
+    packs = in_packs([run.cfg for run in runs], size)
+    if len(runs) > 1:
+        say(describe([run.cfg for run in runs], packs))
+    for n, members in enumerate(packs, 1):
+        if len(members) == 1:
+            train(*runs[members[0]])
+            continue
+        pack = [runs[i]._replace(title=f"{runs[i].title[:-1]}, pack {n} of {len(packs)}]") for i in members]
+        errors = [outcome for outcome in train_pack(pack) if isinstance(outcome, BaseException)]
+        if errors:
+            raise errors[0]
+
+
 def begin(saved: dict[str, Any] | None, path: Path) -> TrainState | None:
     """The progress in a checkpoint; None if there is none. Raises BnrnnError for another content."""
     if saved is None:
@@ -178,41 +218,6 @@ def _named(metrics: dict[str, float], suffix: str) -> dict[str, float]:
     return {f"{name}_{suffix}": value for name, value in metrics.items()}
 
 
-def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.Module]:
-    """Configure the process, and build the data and the model. The budget of the returned configuration is in updates.
-
-    Raises BnrnnError for options that do not exist, or that this machine or the model does not support.
-    """
-    torch.set_num_threads(cfg.num_threads)
-    set_backend(cfg.backend)
-    device = choose_device(cfg.device)
-    set_precision(cfg.precision, device)
-    keep_heap()
-    checkpoint.seed_everything(cfg.seed)
-    data = instantiate(cfg.data)
-    model = instantiate(cfg.model, **model_sizes(data)).to(device)
-    if cfg.backend not in ("auto", *engines_of(model)):
-        usable = ", ".join(["auto", *engines_of(model)])
-        raise BnrnnError(f"backend={cfg.backend} has no kernel for this model's layers: use {usable}")
-    return with_lengths(cfg, data), device, data, model
-
-
-def engines_of(model: nn.Module) -> tuple[str, ...]:
-    """The engines that implement all recurrent layers of the model."""
-    layers = [layer for layer in model.modules() if isinstance(layer, RecurrentLayer)]
-    return tuple(name for name in ENGINES if all(name in layer.engines for layer in layers))
-
-
-def with_lengths(cfg: DictConfig, data: SequenceData) -> DictConfig:
-    """The configuration with its budget in updates. A budget in epochs is converted."""
-    cfg, per_epoch = cfg.copy(), data.num_batches("train", cfg.batch_size)
-    if cfg.budget.updates is None:
-        cfg.budget.updates = cfg.budget.epochs * per_epoch
-    if cfg.budget.eval_every is None:
-        cfg.budget.eval_every = per_epoch
-    return cfg
-
-
 def named_overrides(overrides: Iterable[str]) -> list[tuple[str, str]]:
     """The (key, value) pairs of the overrides, sorted by key. A deletion has the key ~key and an empty value."""
     pairs = (override.lstrip("+").partition("=") for override in overrides)
@@ -230,7 +235,12 @@ def main(cfg: DictConfig) -> None:
         end_with(int(os.environ.get("BNRNN_PARENT", os.getppid())), signal.SIGKILL)  # after SIGTERM, joblib would wait
         os.environ["TQDM_DISABLE"] = "1"  # the bars of several jobs would fight for one line
     title = f"[cell {job.job.num + 1} of {total}]" if total and not OmegaConf.is_missing(job.job, "num") else ""
-    train(without_labels(cfg), Path(job.runtime.output_dir), overrides, title)
+    run = Run(without_labels(cfg), Path(job.runtime.output_dir), overrides, title)
+    if cfg.pack in (None, 1):
+        train(*run)
+        return
+    check_options(apply_trial(run.cfg))
+    _waiting.append(run._replace(cfg=apply_trial(run.cfg)))
 
 
 def cli() -> None:
@@ -250,9 +260,20 @@ def _run() -> None:
             "hydra/launcher=slurm submits workers, not single runs: use `python -m bnrnn.cluster submit "
             "experiment=...`, or hydra/launcher=submitit_slurm for one job per run"
         )
+    launchers = [a for a in sys.argv if a.startswith("hydra/launcher=")]
+    packs = [a for a in sys.argv if a.startswith("pack=") and a not in ("pack=1", "pack=null")]
+    if launchers and packs:
+        raise BnrnnError(
+            f"{packs[0]} trains runs together in this process, {launchers[0]} in others: leave out one of them (with "
+            "make: PACK, or JOBS and LAUNCHER)"
+        )
     try:
         with checking_files():
+            _waiting.clear()
             main()
+        cells, _waiting[:] = _waiting[:], []
+        if cells:
+            train_in_packs(cells, cells[0].cfg.pack)
     except HydraException as error:
         if (cause := mendable(error)) is not None:  # raised by a class that hydra has called
             raise cause from error

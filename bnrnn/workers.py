@@ -10,8 +10,9 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -20,13 +21,15 @@ from types import FrameType
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from bnrnn.errors import BnrnnError, mendable
+from bnrnn.errors import BnrnnError, lacks_memory, mendable
+from bnrnn.plan import fitting
 from bnrnn.processes import end_with
-from bnrnn.train import train
+from bnrnn.train import train, train_pack
 from bnrnn.training.cells import Cell
 from bnrnn.training.failures import clear_failure, failure, record_failure
 from bnrnn.training.lock import Locked, NoLocks, holder, is_being_trained, this_process
 from bnrnn.training.log import say, write_log
+from bnrnn.training.pack import Run, form, has_replicas, without_free
 from bnrnn.training.results import FILE
 from bnrnn.training.stop import Interrupted, Stop
 
@@ -36,8 +39,14 @@ MOST_DEATHS = 2  # a run whose process is killed so often has failed
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
 
 
-def work(cells: list[Cell], since: float, failed: set[Path]) -> None:
+def work(
+    cells: list[Cell], since: float, failed: set[Path], pack: int | None = None, alone: Iterable[Path] = ()
+) -> None:
     """Train the cells in order, skipping those that are done or that another process trains, until none is left.
+
+    Cells that differ only in values train together, up to `pack` of them. Without a number, it is the option `pack` of
+    the cell or, if that is null, as many as the GPU's memory holds, and 1 on a CPU. The cells in the folders `alone`
+    train alone, and so do later those of a pack that needs too much memory.
 
     Several processes may work on the same cells. The message of a cell that fails is written to its folder, and the
     cell is added to `failed`; no worker tries a cell again that has failed after the time `since`.
@@ -49,24 +58,61 @@ def work(cells: list[Cell], since: float, failed: set[Path]) -> None:
         has_failed = cell.folder in failed or failure(cell.folder, since) is not None
         return not has_failed and not (cell.folder / FILE).exists() and not is_being_trained(cell.folder)
 
+    alone = set(alone)
     with stopping_at_once():
-        while (cell := next(filter(is_open, cells), None)) is not None:
-            try:
-                clear_failure(cell.folder)
-                train(cell.cfg, cell.folder, cell.overrides, f"{cell.title}:")
-            except Locked:
-                continue  # another worker has started this cell
-            except NoLocks:
-                raise
-            except Exception as error:
+        while (first := next(filter(is_open, cells), None)) is not None:
+            together = [first]
+            if first.folder not in alone:
+                together += _companions(first, cells, pack, lambda c: c.folder not in alone and is_open(c))
+            for cell, error in _train(together):
+                if isinstance(error, NoLocks):
+                    raise error
+                if isinstance(error, Locked):
+                    continue  # another worker has started this cell
+                if len(together) > 1 and lacks_memory(error):
+                    say(f"{cell.title}: too little memory for a pack of {len(together)}; the run is resumed alone")
+                    alone.add(cell.folder)
+                    continue
                 failed.add(cell.folder)
                 _report(cell, error)
+
+
+def _train(cells: list[Cell]) -> list[tuple[Cell, Exception]]:
+    """Train cells together. Returns those that have failed, with their errors."""
+    try:
+        for cell in cells:
+            clear_failure(cell.folder)
+        if len(cells) == 1:
+            train(cells[0].cfg, cells[0].folder, cells[0].overrides, f"{cells[0].title}:")
+            return []
+        title = f"(pack of {len(cells)}):"
+        outcomes = train_pack([Run(c.cfg, c.folder, c.overrides, f"{c.title} {title}") for c in cells])
+    except Exception as error:
+        return [(cell, error) for cell in cells]
+    pairs = zip(cells, outcomes, strict=True)
+    return [(cell, outcome) for cell, outcome in pairs if isinstance(outcome, Exception)]
+
+
+def _companions(first: Cell, cells: list[Cell], given: int | None, is_open: Callable[[Cell], bool]) -> list[Cell]:
+    """The open cells that train together with the first one: those of the same form, as many as `work` describes."""
+    like = without_free(first.overrides)
+    similar = [c for c in cells if c.experiment == first.experiment and c.budget == first.budget
+               and c is not first and without_free(c.overrides) == like and is_open(c)]  # fmt: skip
+    if given == 1 or not similar:
+        return []
+    try:
+        size = given or first.cfg.pack or fitting(first)
+        fit = (cell for cell in similar if has_replicas(cell.cfg) and form(cell.cfg) == form(first.cfg))
+        return list(islice(fit, size - 1))
+    except Exception as error:
+        say(f"{first.title}: trains alone ({' '.join(str(error).split())})")
+        return []
 
 
 def _report(cell: Cell, error: Exception) -> None:
     """Print why a cell failed, and write it to its folder."""
     if (cause := mendable(error, *MENDABLE)) is None:  # a bug, but it must not stop the other runs
-        traceback.print_exc()
+        traceback.print_exception(error)
     reason = " ".join(str(cause or f"{type(error).__name__}: {error}").split())  # in one line
     say(f"{cell.title} failed: {reason}")
     try:
@@ -95,7 +141,9 @@ def stopping_at_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_worker(cells: list[Cell], since: float, parent: int = 0) -> int:
+def run_worker(
+    cells: list[Cell], since: float, parent: int = 0, pack: int | None = None, alone: Iterable[Path] = ()
+) -> int:
     """Run one worker, which ends with its parent. The exit status is 1 if runs failed, and STOPPED after a signal."""
     os.environ["TQDM_DISABLE"] = "1"  # the bars of several workers would overwrite each other
     failed: set[Path] = set()
@@ -104,7 +152,7 @@ def run_worker(cells: list[Cell], since: float, parent: int = 0) -> int:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             if parent:
                 end_with(parent)
-            work(cells, since, failed)
+            work(cells, since, failed, pack, alone)
     except Interrupted as stopped:
         say(str(stopped))
         return STOPPED
@@ -121,7 +169,8 @@ def run_team(
     """Run several workers, and return their exit statuses. A signal that `stop` receives stops all of them.
 
     The workers are forks of this process, so that starting them costs nothing. One that is killed is replaced, and
-    resumes its run. The second time the run counts as failed: one that needs too much memory must not stop the others.
+    resumes its run, alone. The second time the run counts as failed: one that needs too much memory must not stop the
+    others.
 
     Args:
         look: called several times a second.
@@ -138,14 +187,14 @@ def run_team(
         for i, worker in enumerate(team):
             is_killed = not worker.is_alive() and (worker.exitcode or 0) < 0
             if is_killed and not told and _may_be_replaced(worker, cells, since, deaths):
-                team[i] = _fork(cells, since, is_silent)
+                team[i] = _fork(cells, since, is_silent, list(deaths))
         if not any(worker.is_alive() for worker in team):
             return [STOPPED if worker.exitcode == -signal.SIGTERM else worker.exitcode or 0 for worker in team]
         look()
         time.sleep(0.2)
 
 
-def _fork(cells: list[Cell], since: float, is_silent: bool) -> ForkProcess:
+def _fork(cells: list[Cell], since: float, is_silent: bool, alone: Iterable[Path] = ()) -> ForkProcess:
     """Start a worker. It begins with all signals blocked, until it has its own handlers."""
     parent = os.getpid()
 
@@ -154,7 +203,7 @@ def _fork(cells: list[Cell], since: float, is_silent: bool) -> ForkProcess:
         if is_silent:
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        sys.exit(run_worker(cells, since, parent))
+        sys.exit(run_worker(cells, since, parent, None, alone))
 
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
@@ -167,14 +216,14 @@ def _fork(cells: list[Cell], since: float, is_silent: bool) -> ForkProcess:
 
 def _may_be_replaced(worker: ForkProcess, cells: list[Cell], since: float, deaths: Counter[Path]) -> bool:
     """Whether a killed worker may be replaced: only if it trained a run, which counts as failed the second time."""
-    name = this_process(worker.pid or 0)
+    name, number = this_process(worker.pid or 0), signal.Signals(-(worker.exitcode or 0)).name
+    may_be = False
     for cell in cells:
         if holder(cell.folder) == name and not (cell.folder / FILE).exists() and failure(cell.folder, since) is None:
-            number = signal.Signals(-(worker.exitcode or 0)).name
             deaths[cell.folder] += 1
             say(f"{cell.title}: its process was killed by {number}")
             if deaths[cell.folder] == MOST_DEATHS:
                 reason = f"its process was killed by {number} {MOST_DEATHS} times; is there too little memory?"
                 _report(cell, BnrnnError(reason))
-            return True
-    return False
+            may_be = True
+    return may_be

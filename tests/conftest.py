@@ -16,7 +16,7 @@ from tests.helpers import without_shape_checks
 # checked. The tests of layers, models and data check them.
 WHOLE_RUNS = ("tests/training/", "tests/test_train.py", "tests/test_bench.py", "tests/test_examples.py",
               "tests/test_stress.py", "tests/test_running.py", "tests/test_campaign.py", "tests/test_faults.py",
-              "tests/test_cluster.py", "tests/test_slurm.py", "tests/test_sweep.py")  # fmt: skip
+              "tests/test_cluster.py", "tests/test_slurm.py", "tests/test_sweep.py", "tests/test_pack.py")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -308,8 +308,12 @@ def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
         (["hours=-1"], "hours=-1 is not valid"),
         (["hours=0"], "hours=0 is not valid"),
         (["hours=1", "jobs=0"], "jobs=0 is not valid: expected a number of workers"),
+        (["hours=1", "pack=0"], "pack=0 is not valid: expected a number of runs that train together, such as pack=8"),
         (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not valid: expected a file that exists"),
-        (["hours=1", "gobs=2"], "gobs=2 is not an option of `train`: use hours=..., jobs=..., file=..., out_dir=..."),
+        (
+            ["hours=1", "gobs=2"],
+            "gobs=2 is not an option of `train`: use hours=..., jobs=..., pack=..., file=..., out_dir=...",
+        ),
         (["jobs=1"], "hours=... is missing"),
         (["stats"], "stats is not a command of bnrnn.campaign: use hours=3 jobs=2, status, work or pack"),
         (["status", "hours=1"], "hours=1 is not an option of `status`: use file=..., out_dir=..."),
@@ -319,6 +323,20 @@ def test_an_impossible_option_is_named(arguments, message):
     with pytest.raises(BnrnnError) as caught:
         parse(arguments)
     assert message in str(caught.value)
+
+
+def test_a_campaign_hands_the_size_of_its_packs_to_its_workers(monkeypatch):
+    commands = []
+    monkeypatch.setattr(campaign.subprocess, "Popen", lambda command, **options: commands.append(command))
+    for given in ([], ["pack=4"]):
+        campaign._start(parse(["hours=1", *given]), "long")
+    worked = [parse(command[command.index("work") :]) for command in commands]
+    assert [options.pack for options in worked] == [None, 4] and {options.lane for options in worked} == {"long"}
+    sizes = []
+    monkeypatch.setattr(campaign, "run_worker", lambda cells, since, parent, pack: sizes.append(pack) or 0)
+    monkeypatch.setattr(campaign, "load_entries", lambda *_: [])
+    monkeypatch.setattr(os, "setpriority", lambda *_: None)
+    assert campaign.run_nicely(worked[1]) == 0 and sizes == [4]
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,17 @@ def test_a_submission_has_the_configured_resources_and_its_workers_train_every_c
     assert subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True).stdout == "2 of 2 finished\n"
 
 
+def test_a_pack_needs_one_worker_for_its_runs(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(cluster, "_sbatch", lambda task, workers, *_: asked.append(workers) or "7")
+    sweep = [*TINY, "model=lstm", "seed=0,1,2,3", f"out_dir={tmp_path}"]
+    for size in ("1", "4", "3", "null"):
+        cluster.submit([*sweep, f"pack={size}"])
+    assert asked == [4, 1, 2, 4]
+    with pytest.raises(BnrnnError, match="pack must be at least 1, got 0"):
+        cluster.submit([*sweep, "pack=0"])
+
+
 def test_every_option_is_in_the_file_and_an_unknown_one_is_an_error(tmp_path):
     (cell,) = cells_in(tmp_path, "seed=0")
     options = launcher_options(["hydra.launcher.qos=long"], cell)

@@ -7,7 +7,7 @@ from pathlib import Path
 from bnrnn.config import ROOT
 
 FLOORS = [  # the lowest first; packages and modules on one floor do not import each other
-    {"errors", "inputs", "processes"},
+    {"errors", "heap", "inputs", "processes"},
     {"files"},
     {"config", "metrics"},
     {"scan"},

@@ -74,7 +74,9 @@ def sha256(content: bytes) -> str:
 
 
 class DataDefaults:
-    """The answers of most datasets: no further tests and no reference captions."""
+    """The answers of most datasets: no further tests, no reference captions, and batches of equal lengths."""
+
+    padded = False  # whether the lengths of the sequences in a batch differ, and with them those of batches
 
     def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
         return {}

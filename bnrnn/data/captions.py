@@ -70,6 +70,7 @@ class CaptionData(DataDefaults):
     Raises BnrnnError for an empty split, an image without captions, or a missing pycocoevalcap.
     """
 
+    padded = True
     metric = "ppl"
     selects_by = "loss"
 

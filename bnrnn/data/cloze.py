@@ -42,6 +42,7 @@ class Cloze(DataDefaults):
     Raises BnrnnError for a split with fewer than two questions.
     """
 
+    padded = True
     metric = "error"
     selects_by = "accuracy"
 

@@ -38,6 +38,7 @@ class FrameData(DataDefaults):
     or are not finite.
     """
 
+    padded = True
     metric = "error"
     selects_by = "loss"
 

@@ -47,6 +47,7 @@ class BNLSTM(RecurrentLayer):
 
     num_gates = 4
     state_names = ("h", "c")
+    has_replicas = True
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ class InputBNLSTM(RecurrentLayer):
 
     num_gates = 4
     state_names = ("h", "c")
+    has_replicas = True
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ def once_per_form(check: Callable[[Tensor, dict[str, Any]], None]) -> Callable[[
     def checked(x: Tensor, given: dict[str, Any]) -> None:
         if traced():
             return check(x, given)
-        form = (_form(x), *given, *map(_form, given.values()))
+        form = (form_of(x), *given, *map(form_of, given.values()))
         if form not in passed:
             check(x, given)
             if len(passed) >= MOST_FORMS:
@@ -34,11 +34,11 @@ def once_per_form(check: Callable[[Tensor, dict[str, Any]], None]) -> Callable[[
     return checked
 
 
-def _form(value: Any) -> Any:
-    """All of an argument on which a check depends, as a value that can be compared and hashed."""
+def form_of(value: Any) -> Any:
+    """Shape, dtype and device of a tensor, or a plain value, in a form that can be compared and hashed."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device
-    return tuple(map(_form, value)) if isinstance(value, (tuple, list)) else value
+    return tuple(map(form_of, value)) if isinstance(value, (tuple, list)) else value
 
 
 def check_tensors(x: Tensor, shapes: dict[str, tuple[int, ...]], values: dict[str, Any], of: str = "x_proj") -> None:

@@ -11,7 +11,8 @@ from hydra.utils import instantiate
 from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError
 from bnrnn.stress.processes import forked
-from bnrnn.train import build, train
+from bnrnn.train import train
+from bnrnn.training.build import build
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL, load
 from bnrnn.training.log import METRICS, read_jsonl
 from bnrnn.training.results import FILE, Result

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from bnrnn.errors import BnrnnError
 from bnrnn.files import atomic_write, read_bytes, writing
 from bnrnn.training import mirror
+from bnrnn.training.turns import group_size
 
 METRICS = "metrics.jsonl"
 LOG = "run.log"  # the lines of a run, for people
@@ -133,8 +134,8 @@ class RunLog:
         write_log(self.path.parent, text)
 
     def bar(self, total: int, initial: int = 0, what: str = "updates") -> tqdm:
-        """A progress bar. It is hidden outside a terminal, and if the variable TQDM_DISABLE is set."""
-        hidden = True if os.environ.get("TQDM_DISABLE") else None  # None hides it outside a terminal
+        """A progress bar. It is hidden outside a terminal, in a pack, and if the variable TQDM_DISABLE is set."""
+        hidden = True if os.environ.get("TQDM_DISABLE") or group_size() > 1 else None  # None: outside a terminal
         return tqdm(total=total, initial=initial, desc=f"{self.title} {what}".strip(), disable=hidden, leave=False,
                     unit=f" {what if what == 'updates' else 'batches'}", dynamic_ncols=True)  # fmt: skip
 

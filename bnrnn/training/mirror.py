@@ -51,6 +51,7 @@ def start(cfg: DictConfig, config: dict[str, Any], folder: Path, overrides: dict
         disable_git=True,
         disable_code=True,
         x_save_requirements=False,
+        reinit="create_new",  # runs of a pack are open at the same time
         x_transaction_log_flush_interval=1,  # seconds; a killed process loses at most these records
     )
     model, data = _chosen(cfg, overrides)

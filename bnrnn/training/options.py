@@ -43,7 +43,7 @@ RULES: dict[str, Rule] = {
     "seed": _whole(0, 2**42),  # the seed of an epoch is a million times this, which must fit into 64 bits
     "batch_size": SIZE, "population_batch_size": SIZE, "log_every": SIZE, "num_threads": _whole(1, MOST_THREADS),
     "grad_clip": _number(0), "checkpoint_seconds": _number(0), "sum_over_time": _or_null(SWITCH),
-    "population_every": _or_null(SIZE), "resume": _one_of("same", "changed"),
+    "population_every": _or_null(SIZE), "resume": _one_of("same", "changed"), "pack": _or_null(SIZE),
     "wandb.mode": _one_of("offline", "online", "disabled"), "wandb.system": SWITCH,
     "budget.updates": _or_null(SIZE), "budget.epochs": _or_null(SIZE), "budget.eval_every": _or_null(SIZE),
     "budget.eval_batches": _or_null(SIZE), "budget.population_batches": _or_null(SIZE),
@@ -58,7 +58,7 @@ RULES: dict[str, Rule] = {
 NEEDED = (
     "name", "seed", "batch_size", "population_batch_size", "grad_clip", "lr_decay", "sum_over_time", "search",
     "log_every", "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every", "resume",
-    "data_dir", "out_dir", "wandb.mode", "wandb.project", "model._target_", "data._target_", "optim._target_",
+    "pack", "data_dir", "out_dir", "wandb.mode", "wandb.project", "model._target_", "data._target_", "optim._target_",
     *(f"budget.{name}" for name in ("updates", "eval_every", "eval_batches", "population_batches")),
 )  # fmt: skip
 ALSO = ("budget.epochs", "budget.name", "label", "setting")  # keys that train.yaml lacks, but experiments add

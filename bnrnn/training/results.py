@@ -24,7 +24,7 @@ from bnrnn.scan import backend
 # of a run's identity.
 WHERE = (
     "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every", "data_dir", "out_dir",
-    "wandb", "resume",
+    "wandb", "resume", "pack",
 )  # fmt: skip
 FILE = "result.json"
 VERSION = 1  # of the content of result.json; increase it when older code could not read it correctly
@@ -135,7 +135,7 @@ def check_same_config(found: dict[str, Any], record: dict[str, Any], path: Path)
     """Raise BnrnnError, with the keys that differ, if the file at `path` was made with another configuration."""
     if config_hash(found) == config_hash(record):
         return
-    old, new = _flat(identity(found)), _flat(identity(record))
+    old, new = flat(identity(found)), flat(identity(record))
     changed = [f"{k}: {old.get(k)} there, {new.get(k)} now" for k in sorted(old | new) if old.get(k) != new.get(k)]
     raise BnrnnError(
         f"{path} was made with another configuration ({'; '.join(changed)}). Remove its folder to run again, or use "
@@ -143,10 +143,11 @@ def check_same_config(found: dict[str, Any], record: dict[str, Any], path: Path)
     )
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of a nested dictionary by their whole keys, such as `optim.lr`; lists are values."""
     if not isinstance(tree, dict):
         return {prefix: tree}
-    return {k: v for key, sub in tree.items() for k, v in _flat(sub, f"{prefix}.{key}".strip(".")).items()}
+    return {k: v for key, sub in tree.items() for k, v in flat(sub, f"{prefix}.{key}".strip(".")).items()}
 
 
 def environment(device: torch.device, precision: str = "float32") -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bnrnn.training.stop import Stop
+from bnrnn.training.turns import num_live
 
 
 @dataclass
@@ -33,15 +34,18 @@ class TrainState:
 
 
 class Clock:
-    """The time of one update. `stop` tells whether the process was stopped meanwhile."""
+    """The time of one update. `stop` tells whether the process was stopped meanwhile.
+
+    Trainings that take turns in one process (bnrnn.training.turns) share its time equally.
+    """
 
     def __init__(self, stop: Stop) -> None:
-        stop.continued = False
-        self.stop, self.started, self.cpu_started = stop, time.monotonic(), time.process_time()
+        self.stop, self.continued = stop, stop.continued
+        self.started, self.cpu_started = time.monotonic(), time.process_time()
 
     def add_to(self, state: TrainState) -> None:
         """Add the time since the beginning. Of an update within which the process was stopped, only processor time."""
         elapsed, cpu = time.monotonic() - self.started, time.process_time() - self.cpu_started
-        state.seconds += min(cpu, elapsed) if self.stop.continued else elapsed
+        state.seconds += (min(cpu, elapsed) if self.stop.continued > self.continued else elapsed) / num_live()
         if state.cpu_seconds is not None:
-            state.cpu_seconds += cpu
+            state.cpu_seconds += cpu / num_live()

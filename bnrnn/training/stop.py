@@ -24,8 +24,8 @@ class Interrupted(SystemExit):
 class Stop:
     """Context manager that records SIGTERM and SIGINT until the next `check`. A second SIGINT interrupts at once.
 
-    It also records that the process was stopped (SIGSTOP, Ctrl-Z) and continued, in `continued`. A signal that arrives
-    after the last `check` is raised again at the end of the context, so it is never lost.
+    It also counts how often the process was stopped (SIGSTOP, Ctrl-Z) and continued, in `continued`. A signal that
+    arrives after the last `check` is raised again at the end of the context, so it is never lost.
 
     In a Slurm job, submitit has a handler for SIGUSR2, Slurm's warning that the time is nearly over: it queues the job
     again and exits. The context records this signal too, and raises it again at its end, when the run is saved.
@@ -33,7 +33,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self.continued = False
+        self.continued = 0
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received != signal.SIGUSR2:  # queuing a job again ends in a SIGTERM of its own
@@ -41,7 +41,7 @@ class Stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _continue(self, number: int, frame: FrameType | None) -> None:
-        self.continued = True
+        self.continued += 1
 
     def __enter__(self) -> "Stop":
         self.previous = {}

@@ -8,7 +8,8 @@ import torch
 from bnrnn.config import compose_config
 from bnrnn.data.cnn_qa_prepare import prepare_cnn_qa
 from bnrnn.report.claims import load_analysis
-from bnrnn.train import build, cli, train
+from bnrnn.train import cli, train
+from bnrnn.training.build import build
 from bnrnn.training.log import read_jsonl
 from bnrnn.training.results import Result
 from tests.data.cnn_corpus import make

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
-from bnrnn.scan import operator
-from bnrnn.scan.arguments import check_sizes, check_tensors, once_per_form, raised, statistics_by_name
+from bnrnn.scan import joint, operator
+from bnrnn.scan.arguments import check_sizes, check_tensors, form_of, once_per_form, raised, statistics_by_name
 from bnrnn.scan.backends import OUTSIDE, backend, product_dtype, recorded, triton_engine, without_autocast
 from bnrnn.scan.lstm import reference
 from bnrnn.scan.lstm.cpu import CpuSteps
@@ -17,6 +17,10 @@ from bnrnn.scan.lstm.fused import PARAMETERS, Steps, fused_scan, prepare
 from bnrnn.scan.lstm.reference import Options, Result, Statistics
 from bnrnn.scan.products import linear
 from bnrnn.scan.tracing import traced
+
+# The engines that compute the scans of trainings in one process together. On a CPU that saves nothing: `cpu`, which
+# trains there, computes each by itself, in the same way as alone.
+JOINED = ("reference", "fused", "triton")
 
 
 def lstm_scan(
@@ -57,6 +61,8 @@ def lstm_scan(
             name = backend(x_proj.device, options.get("product_dtype") or x_proj.dtype)
         if weight_ih is not None:
             y, (h, c), used = fused_scan(CpuSteps, x_proj, h, c, weight_hh, weight_ih=weight_ih, **options)
+        elif joint.is_handed_over() and name in JOINED and x_proj.dim() == 3:
+            y, (h, c), used = _joint_scan(name, x_proj, h, c, weight_hh, **options)
         else:
             y, (h, c), used = _engine(name, overwrite, x_proj.dim() == 4)(x_proj, h, c, weight_hh, **options)
     if low is None:
@@ -137,6 +143,27 @@ def _one_by_one(scan: Callable[..., Result], *args: Tensor, **options: Any) -> R
     h, c = (torch.stack(values) for values in zip(*states, strict=True))
     stacked = (None if values[0] is None else torch.stack(values) for values in zip(*used, strict=True))
     return torch.stack(ys), (h, c), Statistics(*stacked)
+
+
+def _joint_scan(
+    name: str, x_proj: Tensor, h: Tensor, c: Tensor, weight_hh: Tensor, population: Statistics | None = None,
+    **options: Any,
+) -> Result:  # fmt: skip
+    """The scan of one of several trainings in this process, computed together with those of the others."""
+    named = {"x_proj": x_proj, "h": h, "c": c, "weight_hh": weight_hh} | {k: options.pop(k, None) for k in PARAMETERS}
+    named |= population._asdict() if population else {}
+
+    def run(stacked: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
+        given = [stacked.pop(key) for key in ("x_proj", "h", "c", "weight_hh")]
+        of_all = {key: stacked.pop(key) for key in Statistics._fields if key in stacked}
+        known = Statistics(**of_all) if population else None
+        y, (_, c), used = _engine(name, True, True)(*given, **stacked, population=known, **options)
+        return y, c, *used
+
+    kind = "lstm", name, population is None, tuple((key, form_of(value)) for key, value in sorted(options.items()))
+    y, last, *used = joint.scan(kind, run, {key: value for key, value in named.items() if value is not None})
+    assert y is not None and last is not None
+    return y, (y[-1], last), Statistics(*used)
 
 
 def _operator_scan(

@@ -1,0 +1,49 @@
+"""Building what a configuration describes: the settings of the process, the data and the model."""
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch import nn
+
+from bnrnn.data.base import SequenceData, model_sizes
+from bnrnn.errors import BnrnnError
+from bnrnn.heap import keep_heap
+from bnrnn.layers.base import RecurrentLayer
+from bnrnn.scan import ENGINES, set_backend
+from bnrnn.training.checkpoint import seed_everything
+from bnrnn.training.device import choose_device, set_precision
+
+
+def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.Module]:
+    """Configure the process, and build the data and the model. The budget of the returned configuration is in updates.
+
+    Raises BnrnnError for options that do not exist, or that this machine or the model does not support.
+    """
+    torch.set_num_threads(cfg.num_threads)
+    set_backend(cfg.backend)
+    device = choose_device(cfg.device)
+    set_precision(cfg.precision, device)
+    keep_heap()
+    seed_everything(cfg.seed)
+    data = instantiate(cfg.data)
+    model = instantiate(cfg.model, **model_sizes(data)).to(device)
+    if cfg.backend not in ("auto", *engines_of(model)):
+        usable = ", ".join(["auto", *engines_of(model)])
+        raise BnrnnError(f"backend={cfg.backend} has no kernel for this model's layers: use {usable}")
+    return with_lengths(cfg, data), device, data, model
+
+
+def engines_of(model: nn.Module) -> tuple[str, ...]:
+    """The engines that implement all recurrent layers of the model."""
+    layers = [layer for layer in model.modules() if isinstance(layer, RecurrentLayer)]
+    return tuple(name for name in ENGINES if all(name in layer.engines for layer in layers))
+
+
+def with_lengths(cfg: DictConfig, data: SequenceData) -> DictConfig:
+    """The configuration with its budget in updates. A budget in epochs is converted."""
+    cfg, per_epoch = cfg.copy(), data.num_batches("train", cfg.batch_size)
+    if cfg.budget.updates is None:
+        cfg.budget.updates = cfg.budget.epochs * per_epoch
+    if cfg.budget.eval_every is None:
+        cfg.budget.eval_every = per_epoch
+    return cfg
