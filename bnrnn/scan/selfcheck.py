@@ -21,7 +21,7 @@ LARGEST = {False: 1e-4, True: 2e-2}  # error, without and with TF32
 
 def problem_on(device: torch.device) -> str | None:
     """What is wrong with the Triton engine on a device, in a few words; None if nothing is."""
-    with_tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    with_tf32 = device.type == "cuda" and bool(torch.backends.cuda.matmul.allow_tf32)
     try:
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False), _untuned():
             error = max(largest_error(*recurrence, device) for recurrence in _recurrences())
@@ -58,7 +58,7 @@ def largest_error(
         given = {name: value.to(device, dtype).requires_grad_() for name, value in drawn.items()}
         y, state, _ = scan(**given)
         outputs = [y, *(state if isinstance(state, tuple) else (state,))]
-        total = sum((value.sin().sum() for value in outputs), start=y.new_zeros(()))
+        total = torch.stack([value.sin().sum() for value in outputs]).sum()
         return [*outputs, *torch.autograd.grad(total, list(given.values()))]
 
     pairs = zip(run(engine, torch.float32), run(reference, torch.float64), strict=True)
