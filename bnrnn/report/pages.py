@@ -15,7 +15,7 @@ from bnrnn.report.claims_page import render_short as render_claims_short
 from bnrnn.report.index import render_index
 from bnrnn.report.progress import hours_missing
 from bnrnn.report.rule_history import has_history
-from bnrnn.report.runs import load_runs, run_files
+from bnrnn.report.runs import in_figures, load_runs, run_files
 from bnrnn.report.tables import render, render_summary
 from bnrnn.report.verdicts import Claim, load_claims
 
@@ -54,7 +54,8 @@ def draw(key: str, results_dir: Path) -> list[Path]:
         path = results_dir / f"{key}.png"
         plots.draw_sweep(key, results_dir, path)
         return [path]
-    paths = {results_dir / Path(key).parent / f"{curve['figure']}.png": curve for curve in claim["curves"]}
+    curves = claim["curves"] if in_figures(key, load_runs(key, results_dir)) else []
+    paths = {results_dir / Path(key).parent / f"{curve['figure']}.png": curve for curve in curves}
     for path, curve in paths.items():
         plots.draw_curve(key, curve, results_dir, path)
     if "search" in claim:

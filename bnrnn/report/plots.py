@@ -17,7 +17,7 @@ from bnrnn.config import label, sweep
 from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim
 from bnrnn.report.rules import student_interval
-from bnrnn.report.runs import Run, load_runs, longest
+from bnrnn.report.runs import Run, in_figures, load_runs, longest
 from bnrnn.report.style import ACROSS, LOOKS, PANEL, Look, legend_below, save
 
 EXPLODED = 100.0  # a loss above so many nats does not determine the range of an axis
@@ -129,7 +129,7 @@ def _choose_range(ax: Axes, metric: str) -> None:
 
 def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -> None:
     """The figure of a claim: one panel per dataset and, if the claim has `reach`, our runs against time below it."""
-    claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale and run.in_grid(key)]
+    claim, runs = load_claim(key), in_figures(key, load_runs(key, results_dir))
     rows = {row: named(claim["rows"], row) for row in sweep(key)[claim["rows"]]}
     cols = [c for c in sweep(key)[claim["cols"]] if any(r.overrides.get(claim["cols"]) == c for r in runs)]
     below = "reach" in curve

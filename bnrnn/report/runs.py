@@ -208,6 +208,11 @@ def load_runs(key: str, results_dir: Path) -> list[Run]:
     return sorted(runs, key=place)
 
 
+def in_figures(key: str, runs: Iterable[Run]) -> list[Run]:
+    """The runs that the figures of an experiment show: those of its recipe's grid, of any length."""
+    return [run for run in runs if not run.stale and run.in_grid(key)]
+
+
 def group(runs: Iterable[Run]) -> dict[tuple[str, tuple[tuple[str, str], ...]], list[Run]]:
     """Group runs that differ only in their seed, by budget and other overrides."""
     groups: dict[Any, list[Run]] = {}
@@ -250,7 +255,7 @@ def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
 
 def trained_runs(key: str, results_dir: Path) -> list[Run]:
     """The longest finished runs of an experiment that have their models. Raises BnrnnError if there is none."""
-    runs = [run for run in load_runs(key, results_dir) if not run.stale and run.in_grid(key)]
+    runs = in_figures(key, load_runs(key, results_dir))
     runs = [run for run in runs if (run.folder / MODEL).exists()]
     if not runs:
         raise BnrnnError(

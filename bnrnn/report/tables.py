@@ -11,7 +11,7 @@ from bnrnn.metrics import METRICS, SCORES, in_words
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import NONE, markdown, spread
 from bnrnn.report.rules import CONTRADICTED, HOLDS, LEAST_PAIRS, within
-from bnrnn.report.runs import Run, group, load_runs, longest
+from bnrnn.report.runs import Run, group, in_figures, load_runs, longest
 
 COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the main metric of the run
     ("valid, batch", "valid/{m}"),
@@ -42,7 +42,8 @@ def render(key: str, results_dir: Path) -> str:
     for curve in claim["curves"]:
         if "reach" in curve:
             parts.append(f"## {curve['title']}: time to each level\n\n{render_reach(key, claim, curve, runs)}")
-    figures = [*claim["curves"], *([claim["search"]] if "search" in claim else [])]
+    figures = claim["curves"] if in_figures(key, runs) else []  # a figure without runs would be empty
+    figures = [*figures, *([claim["search"]] if "search" in claim else [])]
     parts += [f"![{figure['title']}]({figure['figure']}.png)\n" for figure in figures]
     if any("test/bleu4" in run.result.metrics for run in runs):
         parts.append(f"## Scores of captions\n\n{render_scores(runs)}")

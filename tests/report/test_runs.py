@@ -7,7 +7,7 @@ import pytest
 
 from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record, write_record
-from bnrnn.report import plots, tables
+from bnrnn.report import pages, plots, tables
 from bnrnn.report.claims import load_claim
 from bnrnn.report.runs import load_runs, trained_runs
 from bnrnn.training.cells import expand
@@ -244,3 +244,13 @@ def test_a_damaged_or_foreign_result_is_reported_and_left_out_and_the_others_are
     reported = capsys.readouterr().err.splitlines()
     assert len(reported) == 4 and all(line.startswith(f"left out: {tmp_path}") for line in reported)
     assert "metrics.jsonl, line 2: expected a record" in reported[3]
+
+
+def test_a_figure_that_would_be_empty_is_neither_drawn_nor_shown(tmp_path):
+    key, cell = "cooijmans2016/fig6_pmnist", {"data": "pmnist", "model": "bn_lstm", "seed": "0"}
+    records = [{"update": 50, "seconds": 1.0, "train/loss": 1.0, "valid/loss": 1.0}]
+    for gamma, figures in (("0.001", 0), ("0.3", 2)):  # the first is not in the grid of the paper's figure
+        put(tmp_path, key, {**cell, "model.layer.gamma_init": gamma}, {"test/accuracy": 0.5}, records)
+        paths = pages.draw(key, tmp_path)
+        assert [path.exists() for path in paths] == [True] * figures
+        assert tables.render(key, tmp_path).count("![") == figures

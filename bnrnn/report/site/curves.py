@@ -15,7 +15,7 @@ from bnrnn.files import write_text
 from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim
 from bnrnn.report.plots import EXPLODED, named
-from bnrnn.report.runs import Run, longest
+from bnrnn.report.runs import Run, in_figures, longest
 
 UPDATES, SECONDS, EPOCHS = "updates", "seconds of training updates", "epochs"
 AXES = (UPDATES, SECONDS, EPOCHS)
@@ -114,7 +114,7 @@ def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | N
         pages: the page of each run by its folder.
     """
     claim = load_claim(key)
-    shown = longest(run for run in runs if not run.stale and run.in_grid(key))
+    shown = longest(in_figures(key, runs))
     first = [curve["metric"] for curve in claim["curves"]]
     metrics = list(dict.fromkeys([*first, *recorded(shown)]))
     lines, points = [], []
