@@ -21,7 +21,8 @@ def engine_checks(device: torch.device, lengths: dict[str, int] | None = None) -
     The error is the largest relative one over outputs, states and all gradients. Whatever a kernel raises is part of
     its line, so that it does not keep the other engines from being checked.
     """
-    limit = LARGEST["tf32" if device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32 else "float32"]
+    with_tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    limit = LARGEST["tf32" if with_tf32 else "float32"]
     for key, T in (lengths or LENGTHS).items():
         shape = SHAPES[key]
         errors, problems = errors_of(shape, T, device)

@@ -21,7 +21,7 @@ LARGEST = {False: 1e-4, True: 2e-2}  # error, without and with TF32
 
 def problem_on(device: torch.device) -> str | None:
     """What is wrong with the Triton engine on a device, in a few words; None if nothing is."""
-    with_tf32 = device.type == "cuda" and bool(torch.backends.cuda.matmul.allow_tf32)
+    with_tf32 = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
     try:
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False), _untuned():
             error = max(largest_error(*recurrence, device) for recurrence in _recurrences())
