@@ -14,7 +14,7 @@ class BnrnnError(ValueError):
 
 
 class MissingData(BnrnnError):
-    """A dataset, or a part of it, is not there. The message says how to get it."""
+    """A dataset, a part of it, or a package that reads it is not there. The message says how to get it."""
 
 
 def mendable(error: Exception, *also: type[Exception]) -> Exception | None:

@@ -65,6 +65,14 @@ def test_data_are_read_and_what_is_damaged_is_wrong(tmp_path):
     assert all(found[f"data={name}"][0] == MISSING for name in ("ptb_char", "text8", "cnn_qa", "flickr8k", "wsj"))
 
 
+def test_a_package_that_is_not_installed_is_missing_not_wrong(tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise RuntimeError("in hydra's words") from ModuleNotFoundError("No module named 'datasets'")
+
+    monkeypatch.setattr(doctor, "instantiate", refuse)
+    assert {state for state, _ in doctor.datasets(str(tmp_path))} == {MISSING}
+
+
 def test_a_folder_without_locks_is_wrong(tmp_path, monkeypatch):
     found = list(doctor.folders(str(tmp_path), str(tmp_path / "results")))
     assert [state for state, _ in found] == [OK] * 4

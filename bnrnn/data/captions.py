@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bnrnn.data.base import DataDefaults
 from bnrnn.data.prepared import list_values
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import read_json, reading, zip_members
 from bnrnn.inputs import END, IGNORE, START, Batch, Captioned, References
 
@@ -88,7 +88,7 @@ class CaptionData(DataDefaults):
                 found = f"image {lacking} has no caption" if lacking else "the split has no image"
                 raise BnrnnError(f"{name}, {split}: {found}, expected at least one")
         if find_spec("pycocoevalcap") is None:  # fail now, not after training
-            raise BnrnnError("scoring captions needs pycocoevalcap: pip install 'bnrnn[captions]'")
+            raise MissingData("scoring captions needs pycocoevalcap: pip install 'bnrnn[captions]'")
         self.images, self.features = dict(images), features
         self.vocabulary = vocabulary_of((c for i in images["train"] for c in i.captions), least_count, vocabulary_size)
         index = {word: i for i, word in enumerate(self.vocabulary)}

@@ -171,7 +171,7 @@ def log_mel(samples: Int[np.ndarray, " N"]) -> Float[np.ndarray, "T 41"]:
     try:
         import kaldi_native_fbank
     except ImportError as error:
-        raise BnrnnError("speech features need kaldi-native-fbank: pip install 'bnrnn[speech]'") from error
+        raise MissingData("speech features need kaldi-native-fbank: pip install 'bnrnn[speech]'") from error
     options = kaldi_native_fbank.FbankOptions()
     options.frame_opts.dither, options.mel_opts.num_bins, options.use_energy = 0.0, 40, True
     fbank = kaldi_native_fbank.OnlineFbank(options)
