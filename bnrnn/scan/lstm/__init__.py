@@ -11,6 +11,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.scan import joint, operator
 from bnrnn.scan.arguments import check_sizes, check_tensors, form_of, once_per_form, raised, statistics_by_name
 from bnrnn.scan.backends import OUTSIDE, backend, product_dtype, recorded, triton_engine, without_autocast
+from bnrnn.scan.graphs import Captured
 from bnrnn.scan.lstm import reference
 from bnrnn.scan.lstm.cpu import CpuSteps
 from bnrnn.scan.lstm.fused import PARAMETERS, Steps, fused_scan, prepare
@@ -109,7 +110,7 @@ def _engine(name: str, overwrite: bool, replicated: bool) -> Callable[..., Resul
     elif name == "operator":
         scan = _operator_scan
     else:
-        scan = partial(fused_scan, {"cpu": CpuSteps, "fused": Steps}[name], overwrite=overwrite)
+        scan = partial(fused_scan, {"cpu": CpuSteps, "fused": partial(Captured, Steps)}[name], overwrite=overwrite)
     return partial(_one_by_one, scan) if replicated else scan
 
 

@@ -14,6 +14,7 @@ With population statistics, the m() terms are zero. To save memory, the backward
 and overwrites these with the gradients of x and u. With c and h, this takes ten numbers per unit and step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bnrnn.scan.arguments import only_once
+from bnrnn.scan.graphs import Captured
 from bnrnn.scan.lstm.reference import Options, Result, Statistics
 from bnrnn.scan.native.build import plain
 from bnrnn.scan.norm.reference import standardize, through_norm
@@ -158,7 +160,7 @@ class Steps:
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, steps: Steps, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, steps: Steps | Captured, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         steps.forward()
         # Autograd raises an error if one of these is changed before the backward pass.
         ctx.save_for_backward(steps.y, *inputs[3:5])
@@ -179,7 +181,7 @@ class _Scan(torch.autograd.Function):
 
 
 def fused_scan(
-    engine: type[Steps],
+    engine: Callable[..., Steps | Captured],
     x_proj: Tensor,
     h: Tensor,
     c: Tensor,
@@ -209,7 +211,7 @@ def fused_scan(
 
 
 def prepare(
-    engine: type[Steps],
+    engine: Callable[..., Steps | Captured],
     x_proj: Tensor,
     h: Tensor,
     c: Tensor,
@@ -219,7 +221,7 @@ def prepare(
     with_grad: bool,
     overwrite: bool = False,
     **options: Unpack[Options],
-) -> Steps:
+) -> Steps | Captured:
     """The steps of `fused_scan` with these arguments, to be run."""
     T, B, _ = x_proj.shape
     G, H = weight_hh.shape

@@ -10,6 +10,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.scan import operator
 from bnrnn.scan.arguments import check_sizes, check_tensors, once_per_form, raised, statistics_by_name
 from bnrnn.scan.backends import OUTSIDE, backend, product_dtype, recorded, triton_engine, without_autocast
+from bnrnn.scan.graphs import Captured
 from bnrnn.scan.rhn import reference
 from bnrnn.scan.rhn.cpu import CpuSteps
 from bnrnn.scan.rhn.fused import PARAMETERS, Steps, prepare, rhn_fused_scan
@@ -45,7 +46,7 @@ def rhn_scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Unpack[Option
         elif name == "triton":
             run = triton_engine("rhn").rhn_triton_scan
         else:
-            run = partial(rhn_fused_scan, {"cpu": CpuSteps, "fused": Steps}[name])
+            run = partial(rhn_fused_scan, {"cpu": CpuSteps, "fused": partial(Captured, Steps)}[name])
         y, s, used = run(x_proj, s, weight, **options)  # pyright: ignore[reportCallIssue]
     return y.to(given), s.to(of_s), used
 

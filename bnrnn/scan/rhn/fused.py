@@ -12,6 +12,7 @@ With population statistics, the m() terms are zero. The gradients of the sums a_
 R_d is then one matrix product over all steps.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bnrnn.scan.arguments import only_once
+from bnrnn.scan.graphs import Captured
 from bnrnn.scan.native.build import plain
 from bnrnn.scan.norm.reference import standardize, through_norm
 from bnrnn.scan.rhn.reference import Options, Result, RHNStatistics
@@ -186,7 +188,7 @@ class Steps:
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, steps: Steps, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, steps: Steps | Captured, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         steps.forward()
         ctx.steps = steps
         return steps.results()
@@ -203,7 +205,7 @@ class _Scan(torch.autograd.Function):
 
 
 def rhn_fused_scan(
-    engine: type[Steps],
+    engine: Callable[..., Steps | Captured],
     x_proj: Tensor,
     s: Tensor,
     weight: Tensor,
@@ -219,12 +221,12 @@ def rhn_fused_scan(
 
 
 def prepare(
-    engine: type[Steps],
+    engine: Callable[..., Steps | Captured],
     x_proj: Tensor,
     s: Tensor,
     weight: Tensor,
     **options: Unpack[Options],
-) -> Steps:
+) -> Steps | Captured:
     """The steps of `rhn_fused_scan` with these arguments, to be run."""
     (T, B, G), (D, _, H) = x_proj.shape, weight.shape
     given, population = {name: options.get(name) for name in PARAMETERS}, options.get("population")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bnrnn.scan import graphs
 from bnrnn.scan.native.build import plain
 from bnrnn.scan.transfer import to_device
 
@@ -49,7 +50,7 @@ class Launches:
     ) -> None:
         self.entries, self.step, self.direction, self.fixed = entries, step, direction, fixed
         self.table = torch.zeros(len(entries), dtype=torch.int64, device=device)
-        self.captures, self.persistent = device.type == "cuda", persistent
+        self.persistent = persistent
         self.runs, self.graphs = 0, dict[int, Any]()
 
     def run(self, num_steps: int, values: dict[str, int | Tensor | None]) -> None:
@@ -67,28 +68,20 @@ class Launches:
         self.table.copy_(to_device(numbers, self.table.device))
         if self.persistent:
             return self.step(self.table, 0)
-        replay = self.captures and self.runs > 0 and not torch.cuda.is_current_stream_capturing()
+        replay = self.runs > 0 and graphs.possible(self.table.device)
         self.runs += 1
         for size in chunks(num_steps):
             if not replay:
                 self._launch(size)
                 continue
             if size not in self.graphs:
-                self.graphs[size] = captured(partial(self._launch, size))
+                self.graphs[size] = graphs.captured(partial(self._launch, size))
             self.graphs[size].replay()
 
     def _launch(self, size: int) -> None:
         for offset in range(size):
             self.step(self.table, offset)
         self.table[:1] += self.direction * size
-
-
-def captured(run: Callable[[], None]) -> Any:
-    """A CUDA graph of what `run` launches."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        run()
-    return graph
 
 
 def launches(key: Hashable, device: torch.device, make: Callable[[], Launches]) -> Launches:

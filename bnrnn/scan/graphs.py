@@ -1,0 +1,123 @@
+"""CUDA graphs, which launch many kernels at once, and the engine `fused` as such graphs."""
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from bnrnn.scan.arguments import form_of
+
+MAX_FORMS = 16  # so many are remembered; the one that was not used for longest is forgotten first
+
+
+def captured(run: Callable[[], None]) -> Any:
+    """A CUDA graph of what `run` launches."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+    return graph
+
+
+def possible(device: torch.device) -> bool:
+    """Whether launches on a device can be captured now: not if they become part of a graph that the caller captures."""
+    return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+
+
+class Captured:
+    """`Steps` of the engine `fused`, with one CUDA graph for the forward pass and one for the backward pass.
+
+    A graph works on memory of its own. The values of a scan are therefore copied there and back, which takes far less
+    time than to launch some thirty kernels for each step. On a CPU the steps run as they are, and so do those of padded
+    batches, which rarely have the same form twice.
+
+    Args:
+        engine: the class of the steps.
+        values: their values by name.
+    """
+
+    def __init__(self, engine: Callable[..., Any], **values: Any) -> None:
+        self.steps = engine(**values)
+        can = possible(self.steps.x.device) and self.steps.batch_sizes is None
+        self.graphs = _graphs(self.steps) if can else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.steps, name)
+
+    def forward(self) -> None:
+        if self.graphs is None or self.graphs.run("forward", self.steps) is None:
+            return self.steps.forward()
+        torch._foreach_copy_(_tensors(self.steps), _tensors(self.graphs.steps))
+
+    def gradients(self, *given: Tensor) -> dict[str, Tensor | None]:
+        run = None if self.graphs is None else self.graphs.run("gradients", self.steps, *given)
+        return self.steps.gradients(*given) if run is None else tree_map_only(Tensor, torch.clone, run.result)
+
+
+class _Graphs:
+    """The graphs of all scans of one form, and the memory that they use."""
+
+    def __init__(self) -> None:
+        self.runs, self.passes = Counter[str](), dict[str, _Pass | None]()
+        self.steps: Any = None  # of the same kind as those of the scans; made when they are first needed
+
+    def run(self, name: str, steps: Any, *given: Tensor) -> "_Pass | None":
+        """Run one method of `steps` as a graph. Returns None if the method must be called instead.
+
+        It must be called at first, since torch's libraries prepare themselves in ways that cannot be captured.
+        """
+        self.runs[name] += 1
+        if self.runs[name] == 1:
+            return None
+        if name not in self.passes:
+            self.passes[name] = self._capture(name, steps, given)
+        found = self.passes[name]
+        if found is not None:
+            torch._foreach_copy_([*_tensors(self.steps), *found.given], [*_tensors(steps), *given])
+            found.graph.replay()
+        return found
+
+    def _capture(self, name: str, steps: Any, given: tuple[Tensor, ...]) -> "_Pass | None":
+        if self.steps is None:
+            self.steps = type(steps)(
+                **{field: tree_map_only(Tensor, torch.clone, v) for field, v in vars(steps).items()}
+            )
+        try:
+            return _Pass(getattr(self.steps, name), given)
+        except RuntimeError as error:
+            message = "The engine `fused` cannot be captured as a CUDA graph (%s). It runs step by step, more slowly."
+            logging.getLogger("bnrnn").warning(message, (str(error).splitlines() or [""])[0])
+            return None
+
+
+class _Pass:
+    """A captured method, the memory of its arguments, and that of its result."""
+
+    def __init__(self, method: Callable[..., Any], given: tuple[Tensor, ...]) -> None:
+        self.method, self.result = method, None
+        self.given = [value.clone(memory_format=torch.contiguous_format) for value in given]
+        self.graph = captured(self._call)
+
+    def _call(self) -> None:
+        self.result = self.method(*self.given)
+
+
+_known: OrderedDict[Hashable, _Graphs] = OrderedDict()
+
+
+def _graphs(steps: Any) -> _Graphs:
+    """The graphs of scans that have the form of `steps`, on the current stream."""
+    device = steps.x.device
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = type(steps), stream, *map(form_of, tree_leaves(vars(steps)))
+    graphs = _known[key] = _known.pop(key, None) or _Graphs()
+    while len(_known) > MAX_FORMS:
+        _known.popitem(last=False)
+    return graphs
+
+
+def _tensors(steps: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(vars(steps)) if isinstance(value, Tensor)]

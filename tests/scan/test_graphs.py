@@ -1,0 +1,99 @@
+"""The engine `fused` as CUDA graphs. What a graph would launch runs on the CPU (captured.py)."""
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+
+from bnrnn import scan
+from bnrnn.scan import graphs
+from tests.scan import captured
+from tests.scan.cases import problem as lstm_problem
+from tests.scan.test_rhn import problem as rhn_problem
+
+CASES = [
+    pytest.param(scan.lstm_scan, lstm_problem, (4, 5, 3), id="lstm"),
+    pytest.param(scan.rhn_scan, rhn_problem, (4, 5, 3, 2), id="rhn"),
+]
+
+
+class Call:
+    """A scan's arguments, and its results as tensors by name."""
+
+    def __init__(self, run, problem: dict) -> None:
+        self.leaves = {k: v.clone().requires_grad_() for k, v in problem.items() if isinstance(v, Tensor)}
+        y, state, used = run(**problem | self.leaves)
+        last = state if isinstance(state, Tensor) else torch.cat(state)
+        self.results = {"y": y, "last": last, **{k: v for k, v in used._asdict().items() if v is not None}}
+
+    def gradients(self) -> dict[str, Tensor]:
+        loss = self.results["y"].sin().sum() + self.results["last"].cos().sum()
+        return dict(zip(self.leaves, torch.autograd.grad(loss, list(self.leaves.values())), strict=True))
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("population", [False, True])
+@pytest.mark.parametrize(("run", "problem", "sizes"), CASES)
+def test_scans_of_one_form_share_graphs_and_nothing_else(run, problem, sizes, population):
+    scan.set_backend("fused")
+    several = [problem(*sizes, population=population) for _ in range(5)]
+    alone = [Call(run, each) for each in several]
+    expected = [call.gradients() for call in alone]
+    with captured.graphs() as made:
+        together = [Call(run, each) for each in several]  # none is run backward before the last was run forward
+        found = [call.gradients() for call in reversed(together)][::-1]
+    for i in range(5):
+        assert_equal(together[i].results, alone[i].results)
+        assert_equal(found[i], expected[i])
+    assert [graph.replays for graph in made] == [4, 4], "all but the first are replayed, forward and backward"
+
+
+def test_another_form_is_another_graph_and_only_so_many_are_remembered(monkeypatch):
+    scan.set_backend("fused")
+    monkeypatch.setattr(graphs, "MAX_FORMS", 2)
+    with captured.graphs() as made:
+        for eps in (0.2, 0.3, 0.2, 0.3, 0.4, 0.2, 0.2):  # the last two begin again, since 0.4 displaced 0.2
+            Call(scan.lstm_scan, lstm_problem(2, 3, 2, eps=eps))
+        assert len(graphs._known) == 2
+    assert [graph.replays for graph in made] == [1, 1, 1]
+
+
+def test_a_scan_without_gradients_is_captured_too():
+    scan.set_backend("fused")
+    args = {k: v for k, v in lstm_problem(3, 4, 2).items() if v is not None}
+    expected = scan.lstm_scan(**args)[0]
+    with captured.graphs() as made, torch.no_grad():
+        assert all(torch.equal(scan.lstm_scan(**args)[0], expected) for _ in range(3))
+    assert [graph.replays for graph in made] == [2]
+
+
+def test_padded_batches_and_other_devices_run_step_by_step():
+    scan.set_backend("fused")
+    with captured.graphs() as made:
+        for _ in range(3):
+            Call(scan.lstm_scan, lstm_problem(3, 4, 2, batch_sizes=[4, 2, 1])).gradients()
+    for _ in range(3):
+        Call(scan.lstm_scan, lstm_problem(3, 4, 2))
+    assert made == [] and not graphs._known
+
+
+def test_what_cannot_be_captured_runs_step_by_step_and_says_so_once_for_each_pass(monkeypatch, caplog):
+    def refused(run):
+        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    scan.set_backend("fused")
+    args = lstm_problem(3, 4, 2)
+    expected = Call(scan.lstm_scan, args).gradients()
+    with captured.graphs(), caplog.at_level(logging.WARNING, "bnrnn"):
+        monkeypatch.setattr(graphs, "captured", refused)
+        for _ in range(4):
+            assert_equal(Call(scan.lstm_scan, args).gradients(), expected)
+    assert caplog.messages == 2 * [
+        "The engine `fused` cannot be captured as a CUDA graph (operation not permitted). It runs step by step, more "
+        "slowly."
+    ]
