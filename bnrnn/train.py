@@ -4,7 +4,6 @@ python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 """
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -24,7 +23,6 @@ from bnrnn.errors import BnrnnError, mendable, report_errors
 from bnrnn.files import make_folder, reading
 from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
 from bnrnn.metrics import has_java
-from bnrnn.processes import end_with
 from bnrnn.training import checkpoint, mirror
 from bnrnn.training.build import build, engines_of
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
@@ -231,9 +229,6 @@ def main(cfg: DictConfig) -> None:
     excluded = job.job.config.override_dirname.exclude_keys
     overrides = {key: value for key, value in named_overrides(job.overrides.task) if key not in excluded}
     total = os.environ.get("BNRNN_CELLS")
-    if "joblib" in str(job.launcher.get("_target_", "")):
-        end_with(int(os.environ.get("BNRNN_PARENT", os.getppid())), signal.SIGKILL)  # after SIGTERM, joblib would wait
-        os.environ["TQDM_DISABLE"] = "1"  # the bars of several jobs would fight for one line
     title = f"[cell {job.job.num + 1} of {total}]" if total and not OmegaConf.is_missing(job.job, "num") else ""
     run = Run(without_labels(cfg), Path(job.runtime.output_dir), overrides, title)
     if cfg.pack in (None, 1):
@@ -246,7 +241,6 @@ def main(cfg: DictConfig) -> None:
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
-    os.environ["BNRNN_PARENT"] = str(os.getpid())  # the workers of a sweep end with this process
     try:
         report_errors(_run, HydraException, OmegaConfBaseException)
     except Interrupted as stopped:

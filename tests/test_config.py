@@ -32,15 +32,13 @@ SIZES = {  # those that matter: as large as the papers' data, or with features o
 
 
 def cells(key: str) -> list[list[str]]:
-    """The first cell of an experiment's grid, and those that differ from it in one value.
+    """As few cells of an experiment's grid as have every option of each config group.
 
-    Every option of a config group is in one of them, and of a key with numbers the first and the last, since composing
-    takes a good part of a second.
+    Composing takes a good part of a second; of a key with numbers, the first and the last are enough.
     """
-    grid = sweep(key)
-    first = {k: values[0] for k, values in grid.items()}
-    others = [first | {k: v} for k, values in grid.items() for v in (values[-1:] if is_number(k) else values[1:])]
-    return [[f"{k}={v}" for k, v in cell.items()] for cell in (first, *others)]
+    grid = {k: [values[0], values[-1]] if is_number(k) else values for k, values in sweep(key).items()}
+    count = max(map(len, grid.values()), default=1)
+    return [[f"{k}={values[n % len(values)]}" for k, values in grid.items()] for n in range(count)]
 
 
 def is_number(key: str) -> bool:

@@ -153,9 +153,8 @@ def test_where_machines_do_not_share_locks_the_first_process_stops_before_it_wri
 
 @pytest.mark.slow
 def test_kill_9_of_a_sweep_with_two_jobs_leaves_no_worker(tmp_path):
-    command = [sys.executable, "-m", "bnrnn.train", "-m", "model=lstm", "seed=0,1", "budget.updates=1000000",
-               "model.hidden_size=8", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
-               f"hydra.sweep.dir={tmp_path}"]  # fmt: skip
+    command = [sys.executable, "-m", "bnrnn.sweep", "jobs=2", "model=lstm", "seed=0,1", "budget.updates=1000000",
+               "model.hidden_size=8", f"hydra.sweep.dir={tmp_path}"]  # fmt: skip
     sweep = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     runs, end = [], time.monotonic() + 120
     while len(runs) < 2:

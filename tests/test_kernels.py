@@ -10,11 +10,10 @@ from bnrnn.bench.kernels import DEVICES, MOST_SHARED, kernels
 from bnrnn.config import ROOT
 
 SOME = {
-    90: ["S1, whole sequence, forward", "S1, whole sequence, backward", "S3, forward",
-         "reader, padded, forward", "reader, padded, backward", "S1 in evaluation, forward",
-         "RHN of 512 units, forward", "RHN of 512 units, coupled, padded, backward"],
-    80: ["S1, forward"],
-    100: ["RHN of 512 units, backward"],
+    90: ["S1, whole sequence, forward", "S1, whole sequence, backward", "reader, padded, backward",
+         "S1 in evaluation, forward", "RHN of 512 units, coupled, padded, backward"],
+    80: ["S3, forward"],
+    100: ["RHN of 512 units, forward"],
 }  # fmt: skip
 PROGRAM = """
 import json, sys

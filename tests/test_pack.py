@@ -257,8 +257,10 @@ def test_a_sweep_trains_in_packs_that_its_lines_name(tmp_path, command):
 
 
 def test_a_pack_of_several_processes_is_refused(command):
-    with pytest.raises(SystemExit, match=r"pack=8 trains runs together in this process, hydra/launcher=joblib in oth"):
-        command("hydra.mode=MULTIRUN", "seed=0,1", "pack=8", "hydra/launcher=joblib")
+    with pytest.raises(
+        SystemExit, match=r"pack=8 trains runs together in this process, hydra/launcher=submitit_local in oth"
+    ):
+        command("hydra.mode=MULTIRUN", "seed=0,1", "pack=8", "hydra/launcher=submitit_local")
     with pytest.raises(SystemExit, match=r"pack=0 is not valid: expected a whole number from 1, or null"):
         command("pack=0")
 

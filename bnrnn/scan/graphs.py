@@ -50,7 +50,7 @@ class Captured:
     def forward(self) -> None:
         if self.graphs is None or self.graphs.run("forward", self.steps) is None:
             return self.steps.forward()
-        torch._foreach_copy_(_tensors(self.steps), _tensors(self.graphs.steps))
+        torch._foreach_copy_(_tensors(self.steps), _tensors(self.graphs.steps))  # pyright: ignore[reportPrivateImportUsage]
 
     def gradients(self, *given: Tensor) -> dict[str, Tensor | None]:
         run = None if self.graphs is None else self.graphs.run("gradients", self.steps, *given)
@@ -76,7 +76,7 @@ class _Graphs:
             self.passes[name] = self._capture(name, steps, given)
         found = self.passes[name]
         if found is not None:
-            torch._foreach_copy_([*_tensors(self.steps), *found.given], [*_tensors(steps), *given])
+            torch._foreach_copy_([*_tensors(self.steps), *found.given], [*_tensors(steps), *given])  # pyright: ignore[reportPrivateImportUsage]
             found.graph.replay()
         return found
 

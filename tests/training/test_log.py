@@ -90,9 +90,9 @@ def test_a_sweep_counts_its_cells_and_skips_the_finished_ones(tmp_path, run_comm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["joblib hydra.launcher.n_jobs=2", "submitit_local hydra.launcher.timeout_min=5"])
-def test_the_launchers_of_hydra_train_in_processes_of_their_own(tmp_path, launcher):
-    given = [f"out_dir={tmp_path}", *RUN, *SWEEP, "model=bn_lstm", *f"hydra/launcher={launcher}".split()]
+def test_a_launcher_of_hydra_trains_in_a_process_of_its_own(tmp_path):
+    launcher = ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"]
+    given = [f"out_dir={tmp_path}", *RUN, *SWEEP, "model=bn_lstm", *launcher]
     subprocess.run([sys.executable, "-m", "bnrnn.train", *given], cwd=ROOT, capture_output=True, check=True)
     assert names(tmp_path) == ["log_every=1,model.hidden_size=16,model=bn_lstm,seed=4"]
 
