@@ -125,7 +125,7 @@ running: setup  ## compare running with exact population statistics, for docs/la
 	$(PYTHON) -m bnrnn.running
 	$(PYTHON) scripts/make_tables.py
 
-stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; half an hour
+stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; ten minutes
 	$(PYTHON) -m bnrnn.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)
 
 ## Training

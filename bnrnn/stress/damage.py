@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import trange
 
 from bnrnn.errors import BnrnnError
 from bnrnn.stress.inputs import REASONS, Input, contents, fingerprint, make_inputs
@@ -108,7 +109,7 @@ def damage_inputs(folder: Path, count: int, rng: random.Random) -> tuple[Counter
         inputs = make_inputs(folder)
         expected = {one.name: _undamaged(one, folder / "output") for one in inputs}
         total, by_kind = Counter[str](), Counter[tuple[str, str]]()
-        for n in range(count):
+        for n in trange(count, desc="damaging inputs", disable=None):
             one = inputs[n % len(inputs)]
             path = rng.choice(one.files)
             one.restore()

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from hydra.utils import instantiate
+from tqdm import tqdm
 
 from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError
@@ -58,6 +59,7 @@ def kill_trainings(folder: Path, kills: int, rng: random.Random) -> Counter[str]
         raise BnrnnError(f"an undisturbed training failed: {output.read_text()}")
     duration = time.monotonic() - begun
     expected, run_dir = outcome(folder / "whole"), folder / "killed"
+    progress = tqdm(desc="killing trainings", total=kills, disable=None)
     while counts["kills"] < kills:
         shutil.rmtree(run_dir, ignore_errors=True)
         status = None
@@ -66,8 +68,10 @@ def kill_trainings(folder: Path, kills: int, rng: random.Random) -> Counter[str]
             if status is None:
                 counts["kills"] += 1
                 counts[f"killed {moment(run_dir)}"] += 1
+                progress.update()
         same = status == 0 and attempt(run_dir, HANGS) == 0 and outcome(run_dir) == expected
         counts["equal" if same else "different"] += 1
         if not same:
             print(output.read_text(), flush=True)
+    progress.close()
     return counts

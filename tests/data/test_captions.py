@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as PillowImage
-from sklearn.datasets import load_sample_images
 from torch import nn
 
 from bnrnn import metrics
@@ -165,6 +164,8 @@ def test_coco_mini_reads_every_file_of_features(tmp_path):
 @pytest.fixture
 def coco(tmp_path):
     """Parts of two real photographs: four for training and twenty for validation and test."""
+    from sklearn.datasets import load_sample_images  # takes seconds
+
     photographs = [p for photograph in load_sample_images().images for p in np.array_split(photograph, 12, axis=1)]
     folder = tmp_path / "coco"
     (folder / "annotations").mkdir(parents=True)

@@ -1,3 +1,4 @@
+import io
 import json
 import re
 import subprocess
@@ -8,6 +9,7 @@ import pytest
 
 from bnrnn.config import ROOT
 from bnrnn.train import cli
+from bnrnn.training import log
 from bnrnn.training.log import RunLog, read_jsonl
 from bnrnn.training.results import Result
 
@@ -157,3 +159,21 @@ def test_it_is_quiet_where_there_is_no_terminal(tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.out == "[cell 1 of 2] one line\n"
     assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("terminal", "variable", "runs", "shown"),
+    [(True, "", 1, True), (False, "", 1, False), (True, "1", 1, False), (True, "", 2, False)],
+)
+def test_a_progress_bar_is_shown_in_a_terminal_unless_others_would_fight_for_its_line(
+    tmp_path, monkeypatch, terminal, variable, runs, shown
+):
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(log, "group_size", lambda: runs)
+    monkeypatch.setenv("TQDM_DISABLE", variable)
+    with RunLog(tmp_path, "[cell 1 of 2]") as run_log:
+        assert list(run_log.track("abc", 3, "validation")) == ["a", "b", "c"]
+    assert ("[cell 1 of 2] validation:   0%" in screen.getvalue() and "/3" in screen.getvalue()) == shown
+    assert shown or screen.getvalue() == ""
