@@ -31,7 +31,7 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py;) \
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
-.PHONY: help setup quickstart test test-slurm sanitize lint types check tables compare site site-test data doctor bench running
+.PHONY: help setup quickstart test test-slow test-slurm sanitize lint types check tables compare site site-test data doctor bench running
 .PHONY: kernels versions stress gpu-evidence wheels campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
@@ -69,7 +69,10 @@ quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes 
 
 ## Tests of the code
 test: setup  ## run the test suite; needs no GPU and no network
-	$(PYTHON) -m pytest -n 2 -q
+	$(PYTHON) -m pytest -n 2 -q -m "not slow and not browser"
+
+test-slow: setup  ## run the tests of ten seconds or more: exported programs, compiled kernels, the package, kills
+	$(PYTHON) -m pytest -n 2 -q -m slow
 
 versions: setup  ## test the engines under the lowest and the highest torch that pyproject.toml allows: gigabytes
 	$(VENV)/bin/nox

@@ -206,7 +206,6 @@ def test_a_killed_worker_is_reported(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("a worker ended with exit status -9: see its message above\n")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: a worker cannot follow a killed parent elsewhere")
 def test_kill_9_of_the_campaign_leaves_no_worker_and_loses_nothing(tmp_path):
     options = write(tmp_path, entry("model=lstm", updates=100_000))

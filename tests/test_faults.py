@@ -151,14 +151,13 @@ def test_where_machines_do_not_share_locks_the_first_process_stops_before_it_wri
     assert train(short(), run).metrics == whole.metrics
 
 
-@pytest.mark.slow
 def test_kill_9_of_a_sweep_with_two_jobs_leaves_no_worker(tmp_path):
-    command = [sys.executable, "-m", "bnrnn.sweep", "jobs=2", "model=lstm", "seed=0,1", "budget.updates=1000000",
-               "model.hidden_size=8", f"hydra.sweep.dir={tmp_path}"]  # fmt: skip
+    command = [sys.executable, "-m", "bnrnn.sweep", "jobs=2", "experiment=quickstart", "model=lstm", "seed=0,1",
+               "budget.updates=1000000", "model.hidden_size=8", f"out_dir={tmp_path}"]  # fmt: skip
     sweep = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     runs, end = [], time.monotonic() + 120
     while len(runs) < 2:
-        runs = [path.parent for path in tmp_path.glob(f"*/{METRICS}") if read_jsonl(path)]
+        runs = [path.parent for path in tmp_path.glob(f"quickstart/*/*/{METRICS}") if read_jsonl(path)]
         assert sweep.poll() is None and time.monotonic() < end
         time.sleep(0.05)
     assert all(lock.is_being_trained(run) for run in runs)

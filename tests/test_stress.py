@@ -26,6 +26,7 @@ from bnrnn.training.stop import Stop
 from tests.test_train import interrupt_at, short
 
 
+@pytest.mark.slow
 def test_killed_trainings_end_as_undisturbed_ones_and_damaged_inputs_are_named():
     """In a process of its own: it replaces the checksums of the published corpora by those of tiny ones."""
     command = [sys.executable, "-m", "bnrnn.stress", "kills=2", "inputs=22", "seed=1"]

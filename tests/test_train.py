@@ -556,7 +556,6 @@ def test_an_error_of_the_user_is_one_message(tmp_path, monkeypatch, override, me
     assert "Error in call" not in str(ended.value.code)  # the words of hydra
 
 
-@pytest.mark.slow
 def test_a_process_ends_with_the_message_and_without_a_traceback(tmp_path):
     command = [sys.executable, "-m", "bnrnn.train", f"hydra.run.dir={tmp_path}/run", "device=tpu"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

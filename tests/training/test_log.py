@@ -30,7 +30,6 @@ def run_command(tmp_path, monkeypatch, capfd):
     return run
 
 
-@pytest.mark.slow
 def test_wandbs_own_reader_finds_the_record_in_the_offline_run(tmp_path, run_command):
     run_command("wandb.mode=offline", "seed=5", "model=bn_lstm")
     run_dir = next(tmp_path.glob("default/smoke/*model=*"))
@@ -89,14 +88,6 @@ def test_a_sweep_counts_its_cells_and_skips_the_finished_ones(tmp_path, run_comm
     assert re.search(r"\[cell 1 of 2\] \S+model=lstm,seed=4: from the start", output)
     assert re.search(r"\[cell 2 of 2\] \S+model=bn_lstm,seed=4: already finished", output)
     assert cells[0].stat().st_mtime_ns == written
-
-
-@pytest.mark.slow
-def test_a_launcher_of_hydra_trains_in_a_process_of_its_own(tmp_path):
-    launcher = ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"]
-    given = [f"out_dir={tmp_path}", *RUN, *SWEEP, "model=bn_lstm", *launcher]
-    subprocess.run([sys.executable, "-m", "bnrnn.train", *given], cwd=ROOT, capture_output=True, check=True)
-    assert names(tmp_path) == ["log_every=1,model.hidden_size=16,model=bn_lstm,seed=4"]
 
 
 class DeadWandb:
