@@ -26,6 +26,7 @@ from bnrnn.layers.base import RecurrentLayer, State, check_values
 from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.layers.stack import Stack, reverse
+from bnrnn.scan.transfer import to_device
 
 PADDING = ("masked", "zeros", "wrap")
 READOUT = ("vocabulary", "passage")
@@ -122,11 +123,12 @@ class AttentiveReader(nn.Module):
         if len(real) < len(inputs.passage_lengths):
             logits, _ = self(_chosen(inputs, real))
             every = logits.new_zeros(1, len(inputs.passage_lengths), logits.shape[2])
-            return every.index_copy(1, torch.tensor(real, device=logits.device), logits), ()
-        d, q, mask = self._encode(inputs)
-        context = (self._attention(d, q, mask)[..., None] * d).sum(0)  # (B, D H)
+            return every.index_copy(1, to_device(torch.tensor(real), logits.device), logits), ()
+        d, q = self._encode(inputs)
+        context = (self._attention(d, q, inputs.passage_lengths)[..., None] * d).sum(0)  # (B, D H)
         g = self.read_context(context) + self.read_question(q)
         if self.read_mean is not None:
+            mask = to_device(_mask(len(d), inputs.passage_lengths), d.device)
             g = g + self.read_mean((d * mask[..., None]).sum(0) / mask.sum(0)[:, None])
         logits = self.head(F.dropout(g.tanh(), self.dropout, self.training))
         if self.readout == "passage":
@@ -136,13 +138,13 @@ class AttentiveReader(nn.Module):
 
     def attention(self, inputs: Question) -> Float[Tensor, "T B"]:
         """α, the attention weight of each word of the passages. Weights of a passage sum to 1, and are 0 in padding."""
-        return self._attention(*self._encode(inputs))
+        return self._attention(*self._encode(inputs), inputs.passage_lengths)
 
-    def _encode(self, inputs: Question) -> tuple[Float[Tensor, "T B O"], Float[Tensor, "B O"], Bool[Tensor, "T B"]]:
-        """The encoder outputs d and q, and a mask that is False in the padding of d."""
+    def _encode(self, inputs: Question) -> tuple[Float[Tensor, "T B O"], Float[Tensor, "B O"]]:
+        """The encoder outputs d and q."""
         d, _ = self._read(self.passage_encoder, inputs.passage, inputs.passage_lengths, self.initial_h[0])
         _, q = self._read(self.question_encoder, inputs.question, inputs.question_lengths, self.initial_h[1])
-        return d, q, _mask(len(d), inputs.passage_lengths, d.device)
+        return d, q
 
     def _read(
         self, encoder: nn.ModuleList, ids: Int[Tensor, "T B"], lengths: list[int], initial_h: Float[Tensor, "D H"]
@@ -150,8 +152,8 @@ class AttentiveReader(nn.Module):
         """The outputs of an encoder after every word, and its last output for each sequence."""
         check_values(ids, self.embedding.num_embeddings)
         x = F.dropout(self.embedding(ids), self.dropout, self.training)
-        ended = torch.tensor(lengths, device=x.device)
-        mask = _mask(len(x), lengths, x.device)[..., None]
+        ended = to_device(torch.tensor(lengths), x.device)
+        mask = to_device(_mask(len(x), lengths), x.device)[..., None]
         ys, last = [], []
         for d, stack in enumerate(encoder):
             given = reverse(x, ended) if d else x
@@ -169,11 +171,12 @@ class AttentiveReader(nn.Module):
         return torch.cat(ys, 2), torch.cat(last, 1)
 
     def _attention(
-        self, d: Float[Tensor, "T B O"], q: Float[Tensor, "B O"], mask: Bool[Tensor, "T B"]
+        self, d: Float[Tensor, "T B O"], q: Float[Tensor, "B O"], lengths: list[int]
     ) -> Float[Tensor, "T B"]:
-        T, B = mask.shape
-        counted = mask.flatten() if self.padding == "masked" else torch.ones_like(mask.flatten())
-        rows = counted.nonzero()[:, 0]  # (N,)
+        T, B, _ = d.shape
+        words = _mask(T, lengths)  # the rows are found on the CPU: a GPU would have to be waited for
+        rows = words.flatten().nonzero()[:, 0] if self.padding == "masked" else torch.arange(T * B)  # (N,)
+        rows, mask = to_device(rows, d.device), to_device(words, d.device)
         flat, of = d.flatten(0, 1)[rows], rows % B
         summed = self.attend_passage(flat) + self.attend_question(q)[of]
         if self.bilinear is not None:
@@ -185,14 +188,15 @@ class AttentiveReader(nn.Module):
 
 def _chosen(inputs: Question, rows: list[int]) -> Question:
     """A batch with the given questions of a batch."""
-    passage, question, candidates = (x[:, rows] for x in (inputs.passage, inputs.question, inputs.candidates))
+    chosen = to_device(torch.tensor(rows), inputs.passage.device)
+    passage, question, candidates = (x[:, chosen] for x in (inputs.passage, inputs.question, inputs.candidates))
     lengths, others = ([given[n] for n in rows] for given in (inputs.passage_lengths, inputs.question_lengths))
     return Question(passage, lengths, question, others, candidates)
 
 
-def _mask(T: int, lengths: list[int], device: torch.device) -> Bool[Tensor, "T B"]:
+def _mask(T: int, lengths: list[int]) -> Bool[Tensor, "T B"]:
     """A mask that is True for words and False for padding."""
-    return torch.arange(T, device=device)[:, None] < torch.tensor(lengths, device=device)
+    return torch.arange(T)[:, None] < torch.tensor(lengths)
 
 
 @torch.no_grad()

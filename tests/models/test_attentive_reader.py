@@ -263,3 +263,17 @@ def test_it_overfits_32_questions(variant, padding):
         if (logits.argmax(-1) == batch.targets).all():
             break
     assert torch.equal(logits.argmax(-1), batch.targets)
+
+
+@pytest.mark.parametrize("padding", ["masked", "zeros", "wrap"])
+@pytest.mark.parametrize("lengths", [(7, 3, 9), (7, 0, 9)])
+def test_a_batch_is_read_without_looking_at_a_value(monkeypatch, padding, lengths):
+    """On a GPU, the program would wait until all earlier work is done. Tensors on "meta" have no values."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # cannot be asked about this device
+    given = question(lengths, asked=(2, 4, 3))
+    model = reader("bn_lstm", padding=padding).to("meta")
+    on_meta = Question(given.passage.to("meta"), list(lengths), given.question.to("meta"), [2, 4, 3],
+                       given.candidates.to("meta"))  # fmt: skip
+    logits, _ = model(on_meta)
+    logits.sum().backward()
+    assert logits.shape == (1, 3, V)
