@@ -3,7 +3,7 @@
 python -m bnrnn.campaign hours=3 jobs=2        train with two workers for three hours; run it again to resume
 python -m bnrnn.campaign status                print which runs are finished, running and left; measure nothing
 python -m bnrnn.campaign work                  run one worker until no run is left
-python -m bnrnn.campaign pack                  compress small checkpoints of unfinished runs, so they can be committed
+python -m bnrnn.campaign compress              compress small checkpoints of unfinished runs, so they can be committed
 
 All commands take file=... (default conf/campaign.yaml) and out_dir=... (default results). Training also takes pack=8,
 the number of runs that train together in a process, and `work` takes lane=long or lane=short.
@@ -33,7 +33,7 @@ from bnrnn.training.stop import Stop
 from bnrnn.workers import MENDABLE, STOPPED, run_worker
 
 NICE = 19
-MOST_PACKED = 2_000_000  # bytes of the largest compressed checkpoint that should be committed
+LARGEST = 2_000_000  # bytes of the largest compressed checkpoint that should be committed
 
 
 @dataclass
@@ -96,22 +96,27 @@ def _start(options: Options, lane: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
 
 
-def pack(options: Options) -> None:
+def compress(options: Options) -> None:
     """Compress the checkpoints of all unfinished runs, and print which ones are too large."""
     for cell in in_order(load_entries(options.file, options.out_dir), ""):
         path = cell.folder / CHECKPOINT
         if path.exists() and not is_being_trained(cell.folder):
-            small = checkpoint.pack(path, MOST_PACKED)
-            name = checkpoint.packed(path) if small else path
-            say(f"{name}: " + ("packed" if small else f"more than {MOST_PACKED:,} bytes, not packed"))
+            small = checkpoint.compress(path, LARGEST)
+            name = checkpoint.compressed(path) if small else path
+            say(f"{name}: " + ("compressed" if small else f"more than {LARGEST:,} bytes, not compressed"))
 
 
 def parse(arguments: list[str]) -> Options:
     """The options of the command line. Raises BnrnnError for unknown commands and options, and for wrong values."""
     command = arguments[0] if arguments and "=" not in arguments[0] else "train"
-    own = {"train": ("hours", "jobs", "pack"), "work": ("lane", "pack", "parent", "since"), "status": (), "pack": ()}
+    own = {
+        "train": ("hours", "jobs", "pack"),
+        "work": ("lane", "pack", "parent", "since"),
+        "status": (),
+        "compress": (),
+    }
     if command not in own:
-        raise BnrnnError(f"{command} is not a command of bnrnn.campaign: use hours=3 jobs=2, status, work or pack")
+        raise BnrnnError(f"{command} is not a command of bnrnn.campaign: use hours=3 jobs=2, status, work or compress")
     kinds: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool], str]] = {
         "hours": (float, lambda v: 0 < v < math.inf, "a number of hours above 0, such as hours=3"),
         "jobs": (int, lambda v: v >= 1, "a number of workers, such as jobs=2"),
@@ -145,8 +150,8 @@ def main() -> None:
     options = parse(sys.argv[1:])
     if options.command == "status":
         print(render(load_entries(options.file, options.out_dir), options.out_dir), end="")
-    elif options.command == "pack":
-        pack(options)
+    elif options.command == "compress":
+        compress(options)
     else:
         sys.exit(run_nicely(options) if options.command == "work" else run_campaign(options))
 

@@ -58,7 +58,7 @@ def steps(options: Options, begun: float) -> Iterator[Step]:
     left = total - (time.monotonic() - begun) - STOPPING
     given = [f"hours={max(left, 1.0) / 3600:.4f}", f"file={options.file}", f"out_dir={out / 'results'}"]
     yield Step("campaign", [*python, "bnrnn.campaign", *given], left + STOPPING)
-    yield Step("pack", [*python, "bnrnn.campaign", "pack", *given[1:]], PATIENCE)
+    yield Step("compress", [*python, "bnrnn.campaign", "compress", *given[1:]], PATIENCE)
 
 
 def run(step: Step, folder: Path) -> str:

@@ -246,19 +246,19 @@ def test_begun_runs_leave_compressed_checkpoints_for_another_checkout(tmp_path, 
     first, second = cells_of(options)
     with pytest.raises(SystemExit):
         interrupt_at(11, first.cfg, first.folder)
-    campaign.pack(options)
+    campaign.compress(options)
     small = first.folder / f"{CHECKPOINT}.gz"
-    assert small.exists() and f"{small}: packed" in capsys.readouterr().out and not second.folder.exists()
+    assert small.exists() and f"{small}: compressed" in capsys.readouterr().out and not second.folder.exists()
     (first.folder / CHECKPOINT).unlink()
     assert f"begun: {first.title}" in render(load_entries(options.file, options.out_dir), options.out_dir)
     train(first.cfg, first.folder, first.overrides)
     train(first.cfg, tmp_path / "undisturbed", first.overrides)
     assert without_time(first.folder) == without_time(tmp_path / "undisturbed") and not small.exists()
-    monkeypatch.setattr(campaign, "MOST_PACKED", 10)
+    monkeypatch.setattr(campaign, "LARGEST", 10)
     with pytest.raises(SystemExit):
         interrupt_at(11, second.cfg, second.folder)
-    campaign.pack(options)
-    assert "more than 10 bytes, not packed" in capsys.readouterr().out
+    campaign.compress(options)
+    assert "more than 10 bytes, not compressed" in capsys.readouterr().out
 
 
 def test_the_page_shows_finished_running_begun_and_left_runs(tmp_path):
@@ -314,7 +314,7 @@ def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
             "gobs=2 is not an option of `train`: use hours=..., jobs=..., pack=..., file=..., out_dir=...",
         ),
         (["jobs=1"], "hours=... is missing"),
-        (["stats"], "stats is not a command of bnrnn.campaign: use hours=3 jobs=2, status, work or pack"),
+        (["stats"], "stats is not a command of bnrnn.campaign: use hours=3 jobs=2, status, work or compress"),
         (["status", "hours=1"], "hours=1 is not an option of `status`: use file=..., out_dir=..."),
     ],
 )

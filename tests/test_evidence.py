@@ -23,7 +23,7 @@ def python(code: str) -> list[str]:
 def test_the_campaign_gets_what_the_other_steps_leave_of_the_time():
     begun = time.monotonic() - 600
     found = {step.name: step for step in steps(parse(["hours=0.5"]), begun)}
-    assert list(found) == ["doctor", "bench-tf32", "bench-float32", "campaign", "pack"]
+    assert list(found) == ["doctor", "bench-tf32", "bench-float32", "campaign", "compress"]
     assert found["doctor"].seconds == pytest.approx(180) and found["bench-tf32"].seconds == pytest.approx(270)
     hours = float(found["campaign"].command[3].removeprefix("hours="))
     assert 3600 * hours == pytest.approx(1800 - 600 - 60, abs=2)

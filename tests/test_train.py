@@ -125,22 +125,22 @@ def test_validation_with_population_statistics_is_recorded_and_selects_a_model_o
     assert train(wanted, tmp_path / "c").metrics == result.metrics
 
 
-def test_a_packed_checkpoint_is_small_and_resumes_as_the_checkpoint_does(tmp_path):
+def test_a_compressed_checkpoint_is_small_and_resumes_as_the_checkpoint_does(tmp_path):
     undisturbed = train(short(), tmp_path / "a")
     with pytest.raises(SystemExit):
         interrupt_at(4, short(), tmp_path / "b")
     path = tmp_path / "b" / CHECKPOINT
-    assert not checkpoint.pack(path, most=100) and not checkpoint.packed(path).exists()
-    assert checkpoint.pack(path, most=10**6)
-    assert checkpoint.packed(path).stat().st_size < path.stat().st_size / 2
+    assert not checkpoint.compress(path, most=100) and not checkpoint.compressed(path).exists()
+    assert checkpoint.compress(path, most=10**6)
+    assert checkpoint.compressed(path).stat().st_size < path.stat().st_size / 2
     path.unlink()
     assert train(short(), tmp_path / "b").metrics == undisturbed.metrics
     assert without_time(tmp_path / "b") == without_time(tmp_path / "a")
-    assert not checkpoint.packed(path).exists()
+    assert not checkpoint.compressed(path).exists()
 
 
-def test_a_damaged_packed_checkpoint_is_named(tmp_path):
-    checkpoint.packed(tmp_path / CHECKPOINT).write_bytes(b"\x1f\x8bnothing")
+def test_a_damaged_compressed_checkpoint_is_named(tmp_path):
+    checkpoint.compressed(tmp_path / CHECKPOINT).write_bytes(b"\x1f\x8bnothing")
     with pytest.raises(BnrnnError, match=r"checkpoint.pt.gz is not a checkpoint .*: remove it to start the run again"):
         checkpoint.load(tmp_path / CHECKPOINT)
 

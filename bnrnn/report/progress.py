@@ -18,7 +18,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.files import reading
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.training.cells import Cell, expand
-from bnrnn.training.checkpoint import CHECKPOINT, packed
+from bnrnn.training.checkpoint import CHECKPOINT, compressed
 from bnrnn.training.device import choose_device
 from bnrnn.training.lock import is_being_trained
 from bnrnn.training.log import REMEDY
@@ -138,7 +138,7 @@ def run_of(cell: Cell, known: list[Known], share: float) -> Run:
     if (cell.folder / FILE).exists():
         result = Result.read(cell.folder / FILE)
         return Run(cell.title, result.status, result.updates, result.updates)
-    has_begun = any(path.exists() for path in (cell.folder / CHECKPOINT, packed(cell.folder / CHECKPOINT)))
+    has_begun = any(path.exists() for path in (cell.folder / CHECKPOINT, compressed(cell.folder / CHECKPOINT)))
     state = "running" if is_being_trained(cell.folder) else "begun" if has_begun else "left"
     done, seconds = last_record(cell.folder) if state != "left" else (0, 0.0)
     total = total_updates(cell, known)

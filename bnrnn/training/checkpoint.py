@@ -56,7 +56,7 @@ def load(path: Path) -> dict[str, Any] | None:
 
 def existing(path: Path) -> Path | None:
     """The path of the checkpoint or, if only that exists, of its compressed copy, damaged or not; None without both."""
-    return next((p for p in (path, packed(path)) if p.exists() or p.is_symlink()), None)
+    return next((p for p in (path, compressed(path)) if p.exists() or p.is_symlink()), None)
 
 
 def sealed(content: bytes) -> bytes:
@@ -86,18 +86,18 @@ def _check_parts(state: Any, name: str) -> None:
         raise ValueError(f"expected {', '.join(parts)} in it")
 
 
-def packed(path: Path) -> Path:
+def compressed(path: Path) -> Path:
     """The path of a checkpoint's compressed copy, which may be committed to the repository."""
     return path.with_name(path.name + ".gz")
 
 
-def pack(path: Path, most: int) -> bool:
+def compress(path: Path, most: int) -> bool:
     """Write the compressed copy of a checkpoint. If it has more than `most` bytes, remove it and return False."""
     content = gzip.compress(unsealed(read_bytes(path, REMEDY, "a checkpoint")), mtime=0)
     if len(content) > most:
-        packed(path).unlink(missing_ok=True)
+        compressed(path).unlink(missing_ok=True)
         return False
-    with atomic_write(packed(path)) as file:
+    with atomic_write(compressed(path)) as file:
         file.write(content)
     return True
 
@@ -105,7 +105,7 @@ def pack(path: Path, most: int) -> bool:
 def remove(path: Path) -> None:
     """Remove a checkpoint and its compressed copy."""
     path.unlink(missing_ok=True)
-    packed(path).unlink(missing_ok=True)
+    compressed(path).unlink(missing_ok=True)
 
 
 def random_state() -> dict[str, Any]:
