@@ -49,7 +49,7 @@ def draw(key: str, results_dir: Path) -> list[Path]:
     if analysis:
         path = results_dir / f"{key}.png"
         analysis.draw(stored(key, results_dir), path)
-        return [path]
+        return [path] if path.exists() else []  # some figures need images that are not part of the repository
     if not claim:
         path = results_dir / f"{key}.png"
         plots.draw_sweep(key, results_dir, path)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bnrnn.config import label, sweep
-from bnrnn.data.flickr8k import thumbnails
+from bnrnn.data.flickr8k import load_captions, thumbnails
 from bnrnn.errors import report_errors
 from bnrnn.models.decoding import decode
 from bnrnn.report import plots, style
@@ -35,7 +35,7 @@ def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
     for setting in (s for s in sweep(claim["models"])["setting"] if s in by_setting):
         model, data = load_trained(by_setting[setting].folder, data_dir)
         chosen = data.images["test"][: claim["count"]]
-        images = images or [{"name": i.name, "reference": i.captions[0], "captions": {}} for i in chosen]
+        images = images or [{"name": image.name, "captions": {}} for image in chosen]
         found = decode(model, data.features_of("test")[: claim["count"]])
         for image, caption in zip(images, found, strict=True):
             image["captions"][setting] = data.spell(caption.ids)
@@ -44,21 +44,27 @@ def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any]) -> str:
-    rows = [[image["name"], image["reference"], *image["captions"].values()] for image in result["images"]]
-    header = ["image", "a person", *(label("setting", setting) for setting in result["images"][0]["captions"])]
+    rows = [[image["name"], *image["captions"].values()] for image in result["images"]]
+    header = ["image", *(label("setting", setting) for setting in result["images"][0]["captions"])]
     caption = (
         f"The first test images, seed {result['seed']}, after up to {result['updates']:,} updates. {result['data']}.\n"
     )
-    return f"# {load_claim(KEY)['title']}\n\n{caption}\n{markdown(header, rows)}\n![Fig. 3](fig3.png)\n"
+    about = (
+        "The photographs, and the captions that people wrote, are not part of this repository. "
+        "`make reproduce-zhang2017-fig3` draws them beside these captions where the dataset is.\n"
+    )
+    return f"# {load_claim(KEY)['title']}\n\n{caption}\n{markdown(header, rows)}\n{about}"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw the figure. If the images are not available, an existing figure is kept."""
+    """Draw the images with their captions. The dataset may not be passed on: without it, nothing is drawn."""
     folder = Path(os.environ.get("BNRNN_DATA", "data"), "flickr8k")
-    if not any(folder.glob("*.tar")) and path.exists():
+    if not any(folder.glob("*.tar")):
         return
-    pixels = thumbnails([image["name"] for image in result["images"]], folder)
-    style.save(plots.gallery(result["images"], pixels), path)
+    names = [image["name"] for image in result["images"]]
+    written = load_captions(next(folder.glob("captions*.txt")))
+    images = [image | {"reference": written[image["name"]][0]} for image in result["images"]]
+    style.save(plots.gallery(images, thumbnails(names, folder)), path)
 
 
 def main() -> None:

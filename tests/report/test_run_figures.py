@@ -1,8 +1,14 @@
 """The figures that wandb shows of a run: every recorded value is in one of them."""
 
-import pytest
+import io
+import tarfile
 
-from bnrnn.report import run_figures
+import numpy as np
+import pytest
+from PIL import Image
+
+from bnrnn.report import plots, run_figures, style
+from bnrnn.report.claims import load_analysis
 from tests.toy_captions import ToyCaptions
 
 
@@ -33,3 +39,29 @@ def test_captions_are_shown_beside_the_images_or_alone(monkeypatch, count):
     people = [f"a person: {image.captions[0]}" for image in data.images["test"][:2]]
     assert texts == [["greedy: one", "beam3: three", people[0]], ["greedy: two", "beam3: four", people[1]]]
     assert sum(len(ax.images) for ax in fig.axes) == count
+
+
+def test_photographs_and_captions_by_people_are_drawn_where_the_dataset_is_and_stored_nowhere(tmp_path, monkeypatch):
+    fig3 = load_analysis("zhang2017/fig3")
+    image = {"name": "1.jpg", "captions": {"lstm_captioner": "a dog runs"}}
+    result = {"seed": "0", "updates": 10, "data": "Flickr8k", "images": [image]}
+    assert "| 1.jpg | a dog runs |" in fig3.render(result) and "![" not in fig3.render(result)
+    monkeypatch.setenv("BNRNN_DATA", str(tmp_path))
+    fig3.draw(result, tmp_path / "fig3.png")
+    assert not (tmp_path / "fig3.png").exists()
+
+    folder = tmp_path / "flickr8k"
+    folder.mkdir()
+    (folder / "captions.txt").write_text("image,caption\n1.jpg,A dog .\n1.jpg,An animal .\n")
+    content = io.BytesIO()
+    Image.fromarray(np.full((20, 30, 3), 9, np.uint8)).save(content, "JPEG")
+    with tarfile.open(folder / "images.tar", "w") as archive:
+        member = tarfile.TarInfo("images/1.jpg")
+        member.size = len(content.getvalue())
+        archive.addfile(member, io.BytesIO(content.getvalue()))
+    drawn = []
+    monkeypatch.setattr(plots, "gallery", lambda images, pixels: drawn.append((images, pixels)))
+    monkeypatch.setattr(style, "save", lambda figure, path: path.touch())
+    fig3.draw(result, tmp_path / "fig3.png")
+    ((images, (pixels,)),) = drawn
+    assert images == [image | {"reference": "A dog ."}] and pixels.mean() == pytest.approx(9, abs=2)

@@ -19,7 +19,7 @@ def render() -> str:
     return "\n".join([
         "# Gallery\n",
         "Figures of what the trained models do. Each title links to the page with the numbers.\n",
-        _section(CAPTIONS, _image, "Images of Flickr8k with the captions of the models, and one that a person wrote."),
+        _section(CAPTIONS, _image, "What the models say about images of Flickr8k."),
         _section(ATTENTION, _attention, "The darker a word, the more attention the reader gives it before it answers. "
                  "Questions are from bAbI, task 1 (Weston et al. 2015)."),
         _section(GRADIENTS, _image, "The norm of the gradient at each time step of a batch-normalized tanh RNN before "
@@ -40,7 +40,7 @@ def _image(key: str) -> str:
     for ending in ("svg", "png"):
         if (RESULTS / f"{key}.{ending}").exists():
             return f"![{load_claim(key)['title']}](results/{key}.{ending})\n"
-    return "The figure needs the images of the dataset, which are not part of the repository.\n"
+    return (RESULTS / f"{key}.md").read_text().partition("\n")[2]  # the numbers or texts alone
 
 
 def _attention(key: str) -> str:
