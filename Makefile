@@ -71,7 +71,7 @@ quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes 
 test: setup  ## run the test suite; needs no GPU and no network
 	$(PYTHON) -m pytest -n 2 -q -m "not slow and not browser"
 
-test-slow: setup  ## run the tests of ten seconds or more: exported programs, compiled kernels, the package, kills
+test-slow: setup  ## run the tests of five seconds or more: exported programs, compiled kernels, the package, kills
 	$(PYTHON) -m pytest -n 2 -q -m slow
 
 versions: setup  ## test the engines under the lowest and the highest torch that pyproject.toml allows: gigabytes

@@ -177,6 +177,7 @@ def test_the_page_says_what_was_measured():
     assert "Memory" not in render(stored(memory={})) and "peak of" not in render(stored(peak=None))
 
 
+@pytest.mark.slow
 def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
     main(["--device", "cpu", "--out-dir", str(tmp_path)], TINY, PLAN)
     printed = capsys.readouterr()

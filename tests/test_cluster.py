@@ -68,6 +68,7 @@ def quick(monkeypatch) -> None:
     monkeypatch.setattr(cluster, "POLL", 0)
 
 
+@pytest.mark.slow
 def test_a_submission_has_the_configured_resources_and_its_workers_train_every_cell(tmp_path: Path):
     stub = tmp_path / "stub"
     for name, text in {"sbatch": SBATCH, "srun": SRUN, "squeue": SQUEUE}.items():

@@ -86,6 +86,7 @@ def test_a_folder_without_locks_is_wrong(tmp_path, monkeypatch):
     assert [state for state, _ in found] == [WRONG] * 4 and (WRONG, "no locks here") in found
 
 
+@pytest.mark.slow
 def test_the_exit_status_says_whether_anything_is_wrong(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "engine_checks", lambda device: checks.engine_checks(device, TINY))
     monkeypatch.setattr(sys, "argv", ["bnrnn-doctor", "--device", "cpu", "--data-dir", str(tmp_path), "--out-dir",

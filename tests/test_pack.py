@@ -252,7 +252,7 @@ def test_a_sweep_trains_in_packs_that_its_lines_name(tmp_path, command):
     assert len(folders) == 2 and "pack" not in packed[0].config and folders[0].name.count("pack") == 0
     for folder in folders:
         (folder / FILE).unlink()
-    assert "pack" not in command("hydra.mode=MULTIRUN", "seed=0,1").replace(str(tmp_path), "")
+    assert not re.search(r"packs:|pack of|, pack", command("hydra.mode=MULTIRUN", "seed=0,1"))
     assert [Result.read(folder / FILE).metrics for folder in folders] == [result.metrics for result in packed]
 
 

@@ -159,6 +159,7 @@ def processes_of(session: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_resumes_and_the_number_of_processes_changes_no_byte(tmp_path, monkeypatch):
     corpus = make(tmp_path / "cnn", {"training": 200, "validation": 4, "test": 4}, length=300)
     environment = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"} | {"HOME": str(tmp_path / "home")}

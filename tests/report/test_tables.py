@@ -367,6 +367,7 @@ def test_no_experiment_has_more_rows_than_there_are_colors():
             assert len(sweep(key)[load_claim(key)["rows"]]) <= len(style.LOOKS), key
 
 
+@pytest.mark.slow
 def test_a_changed_result_fails_the_check_and_make_tables_updates_the_page(tmp_path, monkeypatch):
     """Uses a copy with the runs of only one table, because composing the configurations of all runs takes long."""
     shutil.copytree(ROOT / "results" / KEY, tmp_path / "results" / KEY)

@@ -30,6 +30,7 @@ def run_command(tmp_path, monkeypatch, capfd):
     return run
 
 
+@pytest.mark.slow
 def test_wandbs_own_reader_finds_the_record_in_the_offline_run(tmp_path, run_command):
     run_command("wandb.mode=offline", "seed=5", "model=bn_lstm")
     run_dir = next(tmp_path.glob("default/smoke/*model=*"))

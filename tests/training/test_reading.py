@@ -77,6 +77,7 @@ def test_published_and_equal_settings():
         assert (cfg.model.hidden_size, cfg.grad_clip, cfg.model.init.scale) == (size, 10.0, 0.05)
 
 
+@pytest.mark.slow
 def test_from_question_files_to_a_result(tmp_path, monkeypatch):
     corpus = make(tmp_path / "cnn", {"training": 40, "validation": 10, "test": 10})
     prepare_cnn_qa(tmp_path, corpus)
