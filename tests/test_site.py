@@ -72,6 +72,15 @@ def test_every_page_opens_without_an_error_and_fits_a_narrow_screen(page):
     assert not wrong
 
 
+@pytest.mark.parametrize("name", ["index.html", "gallery.html", "results/claims.html", "docs/layer.html"])
+def test_pages_fit_windows_of_any_width(page, name):
+    """The side bars and the text have fixed widths, which a window may not have room for."""
+    page.goto(address(name))
+    for width in range(500, 1700, 60):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_every_link_leads_to_a_page_and_to_a_place_in_it():
     texts = {path: path.read_text() for path in pages()}
     places = {path: set(re.findall(r'\bid="([^"]+)"', text)) for path, text in texts.items()}

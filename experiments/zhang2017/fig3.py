@@ -7,6 +7,7 @@ Reads the finished runs of the captioners on Flickr8k in --out-dir, with the low
 """
 
 import os
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
 
 
 def render(result: dict[str, Any]) -> str:
-    rows = [[image["name"], *image["captions"].values()] for image in result["images"]]
+    rows = [[image["name"], *map(escape, image["captions"].values())] for image in result["images"]]
     header = ["image", *(label("setting", setting) for setting in result["images"][0]["captions"])]
     caption = (
         f"The first test images, seed {result['seed']}, after up to {result['updates']:,} updates. {result['data']}.\n"

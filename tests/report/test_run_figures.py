@@ -43,9 +43,9 @@ def test_captions_are_shown_beside_the_images_or_alone(monkeypatch, count):
 
 def test_photographs_and_captions_by_people_are_drawn_where_the_dataset_is_and_stored_nowhere(tmp_path, monkeypatch):
     fig3 = load_analysis("zhang2017/fig3")
-    image = {"name": "1.jpg", "captions": {"lstm_captioner": "a dog runs"}}
+    image = {"name": "1.jpg", "captions": {"lstm_captioner": "a <unk> runs"}}
     result = {"seed": "0", "updates": 10, "data": "Flickr8k", "images": [image]}
-    assert "| 1.jpg | a dog runs |" in fig3.render(result) and "![" not in fig3.render(result)
+    assert "| 1.jpg | a &lt;unk&gt; runs |" in fig3.render(result) and "![" not in fig3.render(result)
     monkeypatch.setenv("BNRNN_DATA", str(tmp_path))
     fig3.draw(result, tmp_path / "fig3.png")
     assert not (tmp_path / "fig3.png").exists()
