@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -31,8 +31,9 @@ class Captured:
     """`Steps` of the engine `fused`, with one CUDA graph for the forward pass and one for the backward pass.
 
     A graph works on memory of its own. The values of a scan are therefore copied there and back, which takes far less
-    time than to launch some thirty kernels for each step. On a CPU the steps run as they are, and so do those of padded
-    batches, which rarely have the same form twice.
+    time than to launch some thirty kernels for each step. Only what the steps write is copied back: a weight may belong
+    to several scans, and autograd would take the copy for a change of it. On a CPU the steps run as they are, and so do
+    those of padded batches, which rarely have the same form twice.
 
     Args:
         engine: the class of the steps.
@@ -50,7 +51,8 @@ class Captured:
     def forward(self) -> None:
         if self.graphs is None or self.graphs.run("forward", self.steps) is None:
             return self.steps.forward()
-        torch._foreach_copy_(_tensors(self.steps), _tensors(self.graphs.steps))  # pyright: ignore[reportPrivateImportUsage]
+        names = (*self.steps.written, "statistics") if self.steps.batch else self.steps.written
+        _copy(_tensors(self.steps, names), _tensors(self.graphs.steps, names))
 
     def gradients(self, *given: Tensor) -> dict[str, Tensor | None]:
         run = None if self.graphs is None else self.graphs.run("gradients", self.steps, *given)
@@ -76,7 +78,7 @@ class _Graphs:
             self.passes[name] = self._capture(name, steps, given)
         found = self.passes[name]
         if found is not None:
-            torch._foreach_copy_([*_tensors(self.steps), *found.given], [*_tensors(steps), *given])  # pyright: ignore[reportPrivateImportUsage]
+            _copy([*_tensors(self.steps), *found.given], [*_tensors(steps), *given])
             found.graph.replay()
         return found
 
@@ -119,5 +121,11 @@ def _graphs(steps: Any) -> _Graphs:
     return graphs
 
 
-def _tensors(steps: Any) -> list[Tensor]:
-    return [value for value in tree_leaves(vars(steps)) if isinstance(value, Tensor)]
+def _tensors(steps: Any, names: Iterable[str] | None = None) -> list[Tensor]:
+    """The tensors of the steps: all, or those in the fields of these names."""
+    values = [getattr(steps, name) for name in names or vars(steps)]
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
+def _copy(to: list[Tensor], given: list[Tensor]) -> None:
+    torch._foreach_copy_(to, given)  # pyright: ignore[reportPrivateImportUsage]

@@ -97,3 +97,20 @@ def test_what_cannot_be_captured_runs_step_by_step_and_says_so_once_for_each_pas
         "The engine `fused` cannot be captured as a CUDA graph (operation not permitted). It runs step by step, more "
         "slowly."
     ]
+
+
+@pytest.mark.parametrize(("run", "problem", "sizes"), CASES)
+def test_a_scan_writes_into_nothing_that_it_was_given(run, problem, sizes):
+    """Several scans may have the same weights, and autograd refuses a backward pass through what was changed later."""
+    scan.set_backend("fused")
+    given = {k: v.requires_grad_() for k, v in problem(*sizes).items() if isinstance(v, Tensor)}
+
+    def gradients() -> tuple[Tensor, ...]:
+        total = sum(run(**given)[0].sin().sum() for _ in range(3))
+        return torch.autograd.grad(total, list(given.values()))
+
+    expected, before = gradients(), [value._version for value in given.values()]
+    with captured.graphs() as made:
+        found = gradients()
+    assert len(made) == 2 and [value._version for value in given.values()] == before
+    assert all(map(torch.equal, found, expected))

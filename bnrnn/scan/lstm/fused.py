@@ -52,6 +52,8 @@ class Steps:
     ended_count: bool
     product_dtype: torch.dtype
 
+    written = ("x", "u", "c", "y")  # by the forward pass; with batch statistics, also `statistics`
+
     def running(self, t: int) -> int:
         """Number of sequences that run at step t."""
         return self.batch_sizes[t] if self.batch_sizes else self.x.shape[1]

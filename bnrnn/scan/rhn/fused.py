@@ -45,6 +45,8 @@ class Steps:
     batch_sizes: list[int] | None
     product_dtype: torch.dtype
 
+    written = ("x", "a", "states", "normal")  # by the forward pass; with batch statistics, also `statistics`
+
     def running(self, t: int) -> int:
         return self.batch_sizes[t] if self.batch_sizes else self.x.shape[1]
 
