@@ -8,8 +8,9 @@ from bnrnn.metrics import metric_of
 from bnrnn.report import rules
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.rule_history import registered
-from bnrnn.report.rules import NOT_SHOWN, PROPERTY, Outcome
-from bnrnn.report.verdicts import Claim, JudgedTest, metrics_of, sides_of
+from bnrnn.report.rules import NEVER, NOT_SHOWN, PROPERTY, Outcome
+from bnrnn.report.verdicts import Claim, JudgedTest, metrics_of, serves, sides_of
+from bnrnn.training.cells import Cell
 
 
 def effect_in_words(tested: JudgedTest) -> str:
@@ -23,7 +24,9 @@ def effect_in_words(tested: JudgedTest) -> str:
     if rule == "diverges":
         return f"in {outcome.agree} of {outcome.n} pairs"
     if rule in ("reaches_first", "settles_first"):
-        return _interval(outcome, lambda x: f"{math.exp(-x):.2f}", "in {} of the updates", reverse=True)
+        late = [side for side, mark in NEVER.items() if mark in outcome.marks]
+        bound = {"of": "at least ", "than": "at most "}[late[0]] if len(late) == 1 else ""
+        return _interval(outcome, lambda x: f"{math.exp(-x):.2f}", f"in {bound}{{}} of the updates", reverse=True)
     if rule == "less_stable":
         return _interval(outcome, lambda x: f"{math.exp(x):.3g}", "{} times the largest gradient norm")
     if rule in ("larger_rate", "learns_at_larger_rate"):
@@ -38,7 +41,7 @@ def effect_in_words(tested: JudgedTest) -> str:
 
 def _interval(outcome: Outcome, shown: Callable[[float], str], words: str, reverse: bool = False) -> str:
     low, high = reversed(outcome.interval) if reverse else outcome.interval
-    bounds = f" [{shown(low)}, {shown(high)}]" if outcome.n > 1 else ""
+    bounds = f" [{shown(low)}, {shown(high)}]" if low != high and outcome.n > 1 else ""
     return words.format(shown(outcome.mean) + bounds)
 
 
@@ -114,11 +117,11 @@ A program computed this page from the runs in this folder, by the rules in `expe
 """
 
 
-def render(claims: list[Claim], hours: dict[str, float], measured: Collection[str] = ()) -> str:
+def render(claims: list[Claim], planned: list[tuple[Cell, float]], measured: Collection[str] = ()) -> str:
     """The page of all claims: one row per claim, then all tests, then the tests that have not been run.
 
     Args:
-        hours: the estimated core hours of the campaign's missing runs, by claim.
+        planned: the cells that a campaign will train, with their estimated core hours.
         measured: the keys `<paper>/<table>` of tables and figures that have a page to which tests can link.
     """
     parts = ["# Claims of the papers", INTRODUCTION, render_overview(claims)]
@@ -130,17 +133,19 @@ def render(claims: list[Claim], hours: dict[str, float], measured: Collection[st
     for paper in sorted({claim.paper for claim in claims}):
         parts.append(f"## {paper}")
         parts += [_render_claim(claim, measured) for claim in claims if claim.paper == paper]
-    return "\n".join([*parts, "## Tests that have not been run", _render_missing(claims, hours, measured)])
+    return "\n".join([*parts, "## Tests that have not been run", _render_missing(claims, planned, measured)])
 
 
-def _render_missing(claims: list[Claim], hours: dict[str, float], measured: Collection[str]) -> str:
+def _render_missing(claims: list[Claim], planned: list[tuple[Cell, float]], measured: Collection[str]) -> str:
     rows = []
     for claim in claims:
         missing = [t for t in claim.tested if t.outcome is None and "replaced" not in t.test]
-        cost = f"{hours[claim.name]:.1f}" if hours.get(claim.name) else "not in the campaign"
-        rows += [[claim.name, t.test["scope"], rule_in_words(t, measured), cost] for t in missing]
+        for t in missing:
+            hours = sum(cost for cell, cost in planned if serves(cell, t))
+            cost = f"{hours:.1f}" if hours else "not in the campaign"
+            rows.append([claim.name, t.test["scope"], rule_in_words(t, measured), cost])
     header = ["claim", "scope", "test", "hours"]
-    about = "Core hours that the missing runs for the claim take, as estimated in conf/campaign.yaml.\n"
+    about = "Core hours of the runs for a test that are still missing, as estimated in conf/campaign.yaml.\n"
     return f"{about}\n{markdown(header, rows)}"
 
 
@@ -164,7 +169,7 @@ def _render_claim(claim: Claim, measured: Collection[str]) -> str:
                 marks,
             ]
         )
-    header = ["scope", "test", "n", "effect [95 %]", "verdict", "rule and first run", ""]
+    header = ["scope", "test", "n", "effect [95 %]", "verdict", "rule and runs", ""]
     return f"### {claim.name}: {claim.says}\n\n{claim.where}. **{claim.verdict}**\n\n{markdown(header, rows)}"
 
 

@@ -13,7 +13,7 @@ from bnrnn.report.claims import claim_keys, load_analysis, load_claim
 from bnrnn.report.claims_page import render as render_claims
 from bnrnn.report.claims_page import render_short as render_claims_short
 from bnrnn.report.index import render_index
-from bnrnn.report.progress import hours_missing
+from bnrnn.report.progress import missing_cells
 from bnrnn.report.rule_history import has_history
 from bnrnn.report.runs import in_figures, load_runs, run_files
 from bnrnn.report.tables import render, render_summary
@@ -70,8 +70,8 @@ def texts() -> dict[Path, str]:
     measured = measured_keys()
     pages = {RESULTS / f"{key}.md": page(key) for key in measured}
     if has_history():  # without the history it is unknown whether rules were committed before their runs
-        hours = hours_missing(ROOT / "conf" / "campaign.yaml", RESULTS)
-        pages[RESULTS / "claims.md"] = render_claims(claims(), hours, measured)
+        missing = missing_cells(ROOT / "conf" / "campaign.yaml", RESULTS)
+        pages[RESULTS / "claims.md"] = render_claims(claims(), missing, measured)
     pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
     with_blocks = (ROOT / "README.md", ROOT / "docs/layer.md")

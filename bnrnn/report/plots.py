@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from bnrnn.config import label, sweep
 from bnrnn.metrics import axis_title
@@ -20,7 +20,8 @@ from bnrnn.report.rules import student_interval
 from bnrnn.report.runs import Run, in_figures, load_runs, longest
 from bnrnn.report.style import ACROSS, LOOKS, PANEL, Look, legend_below, save
 
-EXPLODED = 100.0  # a loss above so many nats does not determine the range of an axis
+WIDE = 10.0  # losses that differ by more than this factor have a logarithmic axis
+EXPLODED = 1000.0  # a loss above so many times the lowest one does not determine the range of an axis
 FEW = 15  # curves with at most so many points have markers
 WIDTH = 105  # characters of a line of a caption
 SPAN = 0.2  # the least range of an axis of accuracies or errors: a smaller one would exaggerate differences
@@ -118,10 +119,15 @@ def draw_panel(
 def _choose_range(ax: Axes, metric: str) -> None:
     """A range of the vertical axis that neither hides curves nor exaggerates differences."""
     low, high = ax.get_ylim()
-    if metric.endswith("loss") and high > EXPLODED:
+    lines = [np.asarray(line.get_ydata()) for line in ax.get_lines() if line.get_transform() == ax.transData]
+    drawn = [float(y) for line in lines for y in line]
+    if metric.endswith("loss") and drawn and max(drawn) > WIDE * min(drawn) > 0:
         # Curves that diverge leave the plot, so that the other curves remain readable.
-        drawn = [np.asarray(line.get_ydata()) for line in ax.get_lines() if line.get_transform() == ax.transData]
-        ax.set_ylim(0, 1.5 * min(float(y[0]) for y in drawn if len(y)))
+        ax.set_yscale("log")
+        ax.set_ylim(0.9 * min(drawn), 1.1 * min(max(drawn), EXPLODED * min(drawn)))
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
     elif metric.endswith(("accuracy", "error")) and high - low < SPAN:
         low = min(max(0.0, (low + high - SPAN) / 2), 1.0 - SPAN)
         ax.set_ylim(low, low + SPAN)
@@ -191,7 +197,7 @@ def draw_search(key: str, search: dict[str, Any], results_dir: Path, path: Path)
         title = label(claim["rows"], row)
         done = [run for run in trials if run.result.status == "finished"]
         name = f"{title}, ours (n={len(done)})"
-        values = [run.measured(search["metric"]) for run in done]
+        values = [run.lowest(search["metric"]) for run in done]
         drawn = [run.drawn[search["x"]] for run in done]
         ax.plot(drawn, values, look.marker, color=look.color, markersize=5, label=name)
         lost = [run.drawn[search["x"]] for run in trials if run.result.status == "diverged"]

@@ -117,14 +117,10 @@ def _entry(given: dict[str, Any], out_dir: Path, where: str) -> Entry:
     return Entry(title, given["experiment"], given["claims"], float(given["hours"]), given.get("lane") == LONG, cells)
 
 
-def hours_missing(path: Path, out_dir: Path) -> dict[str, float]:
-    """The hours that the missing runs for each claim take, as estimated in the campaign's file."""
-    hours: dict[str, float] = {}
-    for entry in load_entries(path, out_dir):
-        missing = sum(not (cell.folder / FILE).exists() for cell in entry.cells)
-        for claim in entry.claims:
-            hours[claim] = hours.get(claim, 0.0) + entry.hours * missing / len(entry.cells)
-    return hours
+def missing_cells(path: Path, out_dir: Path) -> list[tuple[Cell, float]]:
+    """The cells of a campaign that have no result, each with its hours as estimated in the campaign's file."""
+    cells = [(cell, entry.hours / len(entry.cells)) for entry in load_entries(path, out_dir) for cell in entry.cells]
+    return [(cell, hours) for cell, hours in cells if not (cell.folder / FILE).exists()]
 
 
 def runs_of(entry: Entry, out_dir: Path) -> list[Run]:

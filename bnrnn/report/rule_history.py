@@ -46,8 +46,8 @@ def _history(paper: str) -> list[tuple[str, set[tuple[str, str]]]]:
 
 
 def _text(test: dict[str, Any]) -> str:
-    """The content of a test as text. The key `replaced`, which may be added later, is not part of it."""
-    return json.dumps({k: v for k, v in test.items() if k != "replaced"}, sort_keys=True)
+    """The content of a test as text, without the keys `note` and `replaced`, which do not change its outcome."""
+    return json.dumps({k: v for k, v in test.items() if k not in ("note", "replaced")}, sort_keys=True)
 
 
 def has_history() -> bool:

@@ -8,7 +8,7 @@ and parameters, are in `experiments/<paper>/claims.yaml`.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from statistics import mean, stdev
 from typing import Any
 
@@ -19,7 +19,15 @@ from bnrnn.report.runs import Run
 LEAST_PAIRS = 3
 HOLDS, IN_PART, NOT_SHOWN = "holds", "holds in part", "not shown"
 CONTRADICTED, CONTRADICTED_IN_PART = "contradicted", "contradicted in part"
-NEVER = "a run that never got there counts with its length"
+NEVER = {  # remarks on runs that never got to a level: those of the first side, and those of the second
+    "of": "a run of the first side never got there and counts with its length: the true ratio is larger",
+    "than": "a run of the second side never got there and counts with its length: the true ratio is smaller",
+}
+LARGEST = "a side that trains at the largest rate tried might train at larger ones"
+DIVERGED = (
+    "a pair of which one run diverged counts like the other pair that is farthest from the threshold; if both "
+    "diverged, there is no difference"
+)
 
 
 @dataclass(frozen=True)
@@ -91,55 +99,94 @@ class Pairing:
     marks: set[str] = field(default_factory=set)
 
     def values(self, k: int = 0) -> list[list[float]]:
-        """The k-th metric of all sides, one list per seed. A diverged run gets the worst value of the other runs."""
-        found = {
-            seed: [self._value(runs[0], names[k]) for runs, names in zip(sides, self.metrics, strict=True)]
-            for seed, sides in self.by_seed.items()
-        }
-        finished = [v for row in found.values() for v in row if v is not None]
-        if any(v is None for row in found.values() for v in row):
-            self.marks.add("a diverged run counts as the worst value of the others")
-        if not finished:
-            return []
-        better = sign(self.metrics[0][k])
-        worst = min(finished) if better > 0 else max(finished)
-        return [[worst if v is None else v for v in row] for row in found.values()]
+        """The k-th metric of all sides, one list per seed, with a sign with which larger is better.
 
-    def _value(self, run: Run, metric: str) -> float | None:
-        if run.result.status == "diverged":
-            return None
-        return run.best_until(metric, self.test.get("updates"))
+        A diverged run has minus infinity. The list is empty if all runs diverged.
+        """
+        found = [
+            [self._value(runs[0], names[k]) for runs, names in zip(sides, self.metrics, strict=True)]
+            for sides in self.by_seed.values()
+        ]
+        return found if any(math.isfinite(value) for row in found for value in row) else []
+
+    def _value(self, run: Run, metric: str) -> float:
+        if self.lost(run):
+            self.marks.add(DIVERGED)
+            return -math.inf
+        return sign(metric) * run.best_until(metric, self.limit)
+
+    @property
+    def limit(self) -> int | None:
+        """The number of updates up to which runs are compared; None for whole runs."""
+        return self.test.get("updates")
+
+    def lost(self, run: Run) -> bool:
+        """Whether a run diverged within the updates that are compared."""
+        return run.diverged(self.limit)
+
+
+def _difference(of: float, than: float) -> float:
+    """`of` minus `than`; infinite if one run diverged, and 0 if both did."""
+    return 0.0 if of == than else of - than
+
+
+def _relative(of: float, than: float) -> float:
+    difference = _difference(of, than)
+    return difference / abs(than) if math.isfinite(difference) else difference
+
+
+def _bounded(effects: Sequence[float], threshold: float) -> Outcome:
+    """The outcome of effects of which some are infinite. These become as far from the threshold as the farthest of the
+    others, or 1 if there is no other."""
+    farthest = max((abs(e - threshold) for e in effects if math.isfinite(e)), default=0.0) or 1.0
+    finite = (e if math.isfinite(e) else threshold + math.copysign(farthest, e) for e in effects)
+    return Outcome(tuple(finite), threshold)
 
 
 def ends_better(pairing: Pairing) -> Outcome:
     """The first side ends better than the second by more than the margin. With several metrics, it must be better in
     all of them, and the effect is the smallest of their relative differences."""
-    test, names = pairing.test, pairing.metrics[0]
-    if len(names) == 1:
-        better = sign(names[0])
-        effects = [better * (of - than) for of, than in pairing.values()]
-    else:
-        tables = [[sign(m) * (of - than) / abs(than) for of, than in pairing.values(k)] for k, m in enumerate(names)]
-        effects = [min(row) for row in zip(*tables, strict=True)]
-    return Outcome(tuple(effects), float(test["margin"]))
+    return _bounded(_ends(pairing), float(pairing.test["margin"]))
 
 
 def no_worse(pairing: Pairing) -> Outcome:
     """The first side does not end worse than the second by the margin or more."""
-    outcome = ends_better(pairing)
-    return Outcome(outcome.effects, -float(pairing.test["margin"]))
+    return _bounded(_ends(pairing), -float(pairing.test["margin"]))
+
+
+def _ends(pairing: Pairing) -> list[float]:
+    names = pairing.metrics[0]
+    if len(names) == 1:
+        return [_difference(of, than) for of, than in pairing.values()]
+    tables = [[_relative(of, than) for of, than in pairing.values(k)] for k in range(len(names))]
+    return [min(row) for row in zip(*tables, strict=True)]
+
+
+def ends_better_in_all(pairing: Pairing) -> Outcome:
+    """The first side ends better than the second by more than the margin in every metric. Each metric has an interval
+    of its own: all must lie above the margin, and one below it contradicts. The effect is the relative difference in
+    the metric whose interval begins lowest."""
+    outcomes = {}
+    for k, metric in enumerate(pairing.metrics[0]):
+        effects = [_relative(of, than) for of, than in pairing.values(k)]
+        if not effects:
+            return Outcome(())
+        outcomes[metric] = _bounded(effects, float(pairing.test["margin"]))
+    contradicted = [metric for metric, outcome in outcomes.items() if outcome.verdict == CONTRADICTED]
+    lowest = min(contradicted or outcomes, key=lambda metric: (outcomes[metric].interval[0], outcomes[metric].mean))
+    pairing.marks.add(f"the effect is that of {lowest}")
+    return outcomes[lowest]
 
 
 def ranking(pairing: Pairing) -> Outcome:
     """The sides end in this order, the best first; the effect is the smallest difference between neighbours."""
-    better = sign(pairing.metrics[0][0])
-    rows = pairing.values()
-    return Outcome(tuple(min(better * (a - b) for a, b in pairwise(row)) for row in rows))
+    return _bounded([min(_difference(a, b) for a, b in pairwise(row)) for row in pairing.values()], 0.0)
 
 
 def alike(pairing: Pairing) -> Outcome:
     """All sides end within the margin of each other; the effect is minus their range."""
-    return Outcome(tuple(min(row) - max(row) for row in pairing.values()), -float(pairing.test["margin"]))
+    ranges = [_difference(min(row), max(row)) for row in pairing.values()]
+    return _bounded(ranges, -float(pairing.test["margin"]))
 
 
 def reaches_first(pairing: Pairing) -> Outcome:
@@ -152,18 +199,18 @@ def settles_first(pairing: Pairing) -> Outcome:
     """The first side settles in fewer updates: its curve comes within `share` of its own lowest value. The effect is
     that of `reaches_first`. A diverged run never settles."""
     metric, share = pairing.metrics[0][0], pairing.test["share"]
-    return _first(pairing, lambda run: None if run.result.status == "diverged" else run.steady(metric, share))
+    return _first(pairing, lambda run: None if pairing.lost(run) else run.steady(metric, share, pairing.limit))
 
 
 def _first(pairing: Pairing, when: Callable[[Run], tuple[float, float] | None]) -> Outcome:
-    limit, effects = pairing.test.get("updates") or math.inf, []
+    limit, effects = pairing.limit or math.inf, []
     for (of,), (than,) in pairing.by_seed.values():
         length = min(limit, max(of.result.updates, than.result.updates))
         counts = []
-        for run in (of, than):
+        for side, run in (("of", of), ("than", than)):
             reached = when(run)
             found = reached is not None and reached[0] <= length
-            pairing.marks |= set() if found else {NEVER}
+            pairing.marks |= set() if found else {NEVER[side]}
             counts.append(reached[0] if reached is not None and found else length)
         effects.append(math.log(counts[1] / counts[0]))
     return Outcome(tuple(effects))
@@ -172,7 +219,7 @@ def _first(pairing: Pairing, when: Callable[[Run], tuple[float, float] | None]) 
 def diverges(pairing: Pairing) -> Outcome:
     """The first side diverges and the second does not. The effect is 1 if so, -1 for the reverse, and 0 if both or
     none diverge. All pairs must agree."""
-    lost = [[side[0].result.status == "diverged" for side in sides] for sides in pairing.by_seed.values()]
+    lost = [[pairing.lost(side[0]) for side in sides] for sides in pairing.by_seed.values()]
     return Outcome(tuple(float(of) - float(than) for of, than in lost), unanimous=True)
 
 
@@ -181,12 +228,12 @@ def less_stable(pairing: Pairing) -> Outcome:
     or only the first side diverges. The effect is the logarithm of the ratio."""
     threshold, effects = math.log(pairing.test["factor"]), []
     for (of,), (than,) in pairing.by_seed.values():
-        lost = of.result.status == "diverged", than.result.status == "diverged"
+        lost = pairing.lost(of), pairing.lost(than)
         if any(lost):  # the gradient norm of a diverged run may never have been finite
             pairing.marks.add("a run that diverged alone counts as e times the factor")
             effects.append((threshold + 1) * (lost[0] - lost[1]))
         else:
-            peaks = [run.peak("train/grad_norm", pairing.test.get("updates")) for run in (of, than)]
+            peaks = [run.peak("train/grad_norm", pairing.limit) for run in (of, than)]
             effects.append(math.log(peaks[0] / peaks[1]))
     return Outcome(tuple(effects), threshold)
 
@@ -195,30 +242,36 @@ def larger_rate(pairing: Pairing) -> Outcome:
     """The largest learning rate at which the first side trains is above that of the second. A side trains at a rate if
     neither this rate nor a smaller one diverges. The effect is the logarithm of the ratio. A side that trains at no
     rate counts with half of the smallest rate."""
-    effects = []
-    for sides in pairing.by_seed.values():
-        largest = []
-        for runs in sides:
-            rates = sorted((float(run.overrides[pairing.test["key"]]), run.result.status == "diverged") for run in runs)
-            trained = rates[0][0] / 2
-            for rate, lost in rates:
-                if lost:
-                    break
-                trained = rate
-            largest.append(trained)
-        effects.append(math.log(largest[0] / largest[1]))
-    return Outcome(tuple(effects))
+    key = pairing.test["key"]
+
+    def trained(runs: list[Run]) -> list[float]:
+        ordered = sorted(runs, key=lambda run: float(run.overrides[key]))
+        return [float(run.overrides[key]) for run in takewhile(lambda run: not pairing.lost(run), ordered)]
+
+    return _largest(pairing, trained)
 
 
 def learns_at_larger_rate(pairing: Pairing) -> Outcome:
     """The largest learning rate at which the first side reaches the level is above that of the second. The effect is
     the logarithm of the ratio. A side that reaches the level at no rate counts with half of the smallest rate."""
-    test, metric, effects = pairing.test, pairing.metrics[0][0], []
+    test, metric = pairing.test, pairing.metrics[0][0]
+
+    def learned(run: Run) -> bool:
+        reached = run.reached(metric, test["level"])
+        return reached is not None and reached[0] <= (pairing.limit or math.inf)
+
+    return _largest(pairing, lambda runs: [float(run.overrides[test["key"]]) for run in runs if learned(run)])
+
+
+def _largest(pairing: Pairing, good: Callable[[list[Run]], list[float]]) -> Outcome:
+    """For each seed, the logarithm of the ratio of the sides' largest good rates."""
+    effects = []
     for sides in pairing.by_seed.values():
         largest = []
         for runs in sides:
-            learned = [float(run.overrides[test["key"]]) for run in runs if run.reached(metric, test["level"])]
-            largest.append(max(learned, default=min(float(run.overrides[test["key"]]) for run in runs) / 2))
+            rates = [float(run.overrides[pairing.test["key"]]) for run in runs]
+            largest.append(max(good(runs), default=min(rates) / 2))
+            pairing.marks |= {LARGEST} if largest[-1] == max(rates) else set()
         effects.append(math.log(largest[0] / largest[1]))
     return Outcome(tuple(effects))
 
@@ -231,8 +284,8 @@ def within(values: Sequence[float], published: float, tolerance: float) -> Outco
 RULES: dict[str, Callable[[Pairing], Outcome]] = {
     rule.__name__: rule
     for rule in (
-        ends_better, no_worse, ranking, alike, reaches_first, settles_first, diverges, less_stable, larger_rate,
-        learns_at_larger_rate,
+        ends_better, ends_better_in_all, no_worse, ranking, alike, reaches_first, settles_first, diverges, less_stable,
+        larger_rate, learns_at_larger_rate,
     )
 }  # fmt: skip
 PROPERTY = "property"  # the rule for analyses: it must hold for all of their draws or models, which are not paired

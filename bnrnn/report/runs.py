@@ -77,6 +77,10 @@ class Run:
         """Whether the run has the paper's length."""
         return self.budget == "paper" and not any(k.startswith("budget.") for k in self.overrides)
 
+    def diverged(self, updates: int | None = None) -> bool:
+        """Whether the run diverged, or if `updates` are given, whether it did so within these."""
+        return self.result.status == "diverged" and (updates is None or self.result.updates <= updates)
+
     @property
     def metric(self) -> str:
         """The name of the main metric of the run."""
@@ -141,10 +145,11 @@ class Run:
         update = next((u for u, value in self.series(metric).items() if better * value >= better * level), None)
         return None if update is None else (float(update), self.series("seconds")[update])
 
-    def steady(self, metric: str, share: float) -> tuple[float, float] | None:
-        """Update and seconds of the first evaluation at which a loss is within this share of its lowest value."""
-        values = self.series(metric).values()  # empty if the run diverged before its first evaluation
-        return self.reached(metric, (1 + share) * min(values)) if values else None
+    def steady(self, metric: str, share: float, updates: int | None = None) -> tuple[float, float] | None:
+        """Update and seconds of the first evaluation at which a loss is within this share of its lowest value up to
+        `updates`, or in the whole run."""
+        values = [v for u, v in self.series(metric).items() if u <= (updates or math.inf)]
+        return self.reached(metric, (1 + share) * min(values)) if values else None  # none if it diverged at once
 
 
 def run_files(key: str, results_dir: Path) -> list[Path]:

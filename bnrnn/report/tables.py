@@ -76,10 +76,10 @@ def render_search(claim: dict[str, Any], runs: list[Run]) -> str:
         finished = [run for run in trials if run.result.status == "finished"]
         rows.append([f"`{model}`", "paper", *(f"{value:g}" for value in published.values())])
         if finished:
-            best = min(finished, key=lambda run: run.measured(search["metric"]))
+            best = min(finished, key=lambda run: run.lowest(search["metric"]))
             found = [
                 *(f"{best.drawn[k]:g}" for k in published if k in best.drawn),
-                f"{best.measured(search['metric']):.3f}",
+                f"{best.lowest(search['metric']):.3f}",
             ]
             counted = f"{len(trials)} trials, {len(trials) - len(finished)} diverged"
             rows.append(["", f"ours, {best.result.updates:,} updates ({counted})", *found])

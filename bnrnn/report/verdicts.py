@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ from bnrnn.config import ROOT, sweep
 from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record
 from bnrnn.report import rules
-from bnrnn.report.claims import load_analysis, read_claims
+from bnrnn.report.claims import load_analysis, load_claim, read_claims
 from bnrnn.report.rules import NOT_SHOWN, PROPERTY, Outcome, Pairing
 from bnrnn.report.runs import Run, load_runs
+from bnrnn.training.cells import Cell
 
 Load = Callable[[str], list[Run]]  # the finished runs of an experiment
 
@@ -143,15 +144,37 @@ def metrics_of(test: dict[str, Any], side: dict[str, Any]) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
+def serves(cell: Cell, tested: JudgedTest) -> bool:
+    """Whether a run of this cell would be used by a test. Its length is compared only if it is given in updates."""
+    test, updates = tested.test, cell.overrides.get("budget.updates")
+    if test["scope"] == "paper" and any(name.startswith("budget.") for name in cell.overrides):
+        return False
+    if updates is not None and int(updates) < test.get("updates", math.inf):
+        return False
+    if test["rule"] == PROPERTY:
+        return cell.experiment == load_claim(tested.key).get("models")
+    free = test.get("best_of") or test.get("key")
+    return any(
+        cell.experiment == f"{tested.paper}/{side.get('experiment', test['experiment'])}"
+        and _is_chosen(cell.overrides, cell.experiment, _wanted(test, side), free)
+        for side in sides_of(test)
+    )
+
+
+def _wanted(test: dict[str, Any], side: dict[str, Any]) -> dict[str, Any]:
+    """The overrides that the runs of a side must have."""
+    return {**test.get("where", {}), **{k: v for k, v in side.items() if k not in OWN}}
+
+
 def _choose(paper: str, test: dict[str, Any], side: dict[str, Any], load: Load, where: str) -> dict[str, list[Run]]:
     """The runs of a side, by seed: one run, or one for every value of the key that the rule compares."""
     key = f"{paper}/{side.get('experiment', test['experiment'])}"
-    wanted = {**test.get("where", {}), **{k: v for k, v in side.items() if k not in OWN}}
+    wanted = _wanted(test, side)
     free, metrics = test.get("best_of") or test.get("key"), metrics_of(test, side)
     values = _swept(free, key, where) if free else set()
     found: dict[str, dict[str, Run]] = {}
     for run in load(key):
-        if not run.stale and _is_chosen(run, key, wanted, free) and _is_long_enough(run, test, metrics):
+        if not run.stale and _is_chosen(run.overrides, key, wanted, free) and _is_long_enough(run, test, metrics):
             value = run.overrides.get(free, "") if free else ""
             at = found.setdefault(run.seed, {})
             if value not in at or run.result.updates > at[value].result.updates:
@@ -160,7 +183,8 @@ def _choose(paper: str, test: dict[str, Any], side: dict[str, Any], load: Load, 
         return {seed: list(at.values()) for seed, at in found.items()}
     complete = {seed: list(at.values()) for seed, at in found.items() if set(at) == values}
     if "best_of" in test:
-        return {seed: [min(runs, key=_validation_loss)] for seed, runs in complete.items()}
+        best = partial(_validation_loss, updates=test.get("updates"))
+        return {seed: [min(runs, key=best)] for seed, runs in complete.items()}
     return complete
 
 
@@ -179,13 +203,15 @@ def _is_positive(value: str) -> bool:
         return False
 
 
-def _validation_loss(run: Run) -> float:
-    return min(run.series("valid/loss").values()) if run.result.status == "finished" else math.inf
+def _validation_loss(run: Run, updates: int | None) -> float:
+    if run.diverged(updates):
+        return math.inf
+    return min(v for u, v in run.series("valid/loss").items() if updates is None or u <= updates)
 
 
-def _is_chosen(run: Run, key: str, wanted: dict[str, Any], free: str | None) -> bool:
-    """Whether a run has the wanted overrides, and its others are the only values in the recipe's grid."""
-    own = {k: v for k, v in run.overrides.items() if k != "seed" and not k.startswith("budget.")}
+def _is_chosen(overrides: dict[str, str], key: str, wanted: dict[str, Any], free: str | None) -> bool:
+    """Whether a run with these overrides has the wanted ones, and its others are the only values in the grid."""
+    own = {k: v for k, v in overrides.items() if k != "seed" and not k.startswith("budget.")}
     if any(name not in own or not _same(own[name], value) for name, value in wanted.items()):
         return False
     rest = {k: v for k, v in own.items() if k not in wanted and k != free}
@@ -201,9 +227,9 @@ def _same(text: str, value: Any) -> bool:
 
 def _is_long_enough(run: Run, test: dict[str, Any], metrics: list[str]) -> bool:
     """Whether a run has the length that the test needs. Curves of longer runs can be cut; their test results cannot."""
-    if run.result.status == "diverged":
-        return True
     updates = test.get("updates")
+    if run.diverged(updates):
+        return True
     if updates is None:
         return run.full_length and all(_has(run, metric, None) for metric in metrics)
     if run.result.updates != updates and any(metric.startswith("test/") for metric in metrics):

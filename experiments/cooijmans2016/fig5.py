@@ -2,7 +2,8 @@
 
     python experiments/cooijmans2016/fig5.py [--out-dir DIR]
 
-Reads the longest finished BN-LSTM of Table 2 in --out-dir and shows 30 random units over the first 50 steps.
+Reads the longest finished BN-LSTMs of Table 2 in --out-dir: 30 random units of each model over the first 50 steps. The
+figure shows the model of the first seed.
 """
 
 from pathlib import Path
@@ -17,7 +18,7 @@ from bnrnn.report import style
 from bnrnn.report.analyses import command_line, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
-from bnrnn.report.runs import trained_runs
+from bnrnn.report.runs import Run, trained_runs
 from bnrnn.report.site.curves import Line, Plot
 from bnrnn.training import checkpoint
 from bnrnn.training.results import provenance
@@ -30,7 +31,14 @@ SHOWN = [0, 2, 5, 10, 20, 30, 40]
 
 
 def measure(results_dir: Path) -> dict[str, Any]:
-    run = next(r for r in trained_runs(load_claim(KEY)["models"], results_dir) if r.overrides["model"] == "bn_lstm")
+    runs = [r for r in trained_runs(load_claim(KEY)["models"], results_dir) if r.overrides["model"] == "bn_lstm"]
+    about = {"updates": runs[0].result.updates, "data": runs[0].result.data}
+    selected = {run.seed: run.result.best_update for run in runs}
+    statistics = {run.seed: _statistics(run) for run in runs}  # seed -> panel -> unit -> t
+    return {"name": KEY, **provenance(), **about, "selected": selected, "statistics": statistics}
+
+
+def _statistics(run: Run) -> dict[str, list[list[float]]]:
     saved = checkpoint.load(run.folder / checkpoint.MODEL)
     assert saved is not None
     units, statistics = torch.Generator().manual_seed(0), {}
@@ -38,8 +46,7 @@ def measure(results_dir: Path) -> dict[str, Any]:
         values: Tensor = saved["model"][f"layer.layers.0.{entry}"][:NUM_STEPS]  # (T, F)
         chosen = torch.randperm(values.shape[1], generator=units)[:NUM_UNITS]
         statistics[name] = [[float(f"{v:.4g}") for v in unit] for unit in values[:, chosen].T.tolist()]
-    about = {"updates": run.result.updates, "selected": run.result.best_update, "data": run.result.data}
-    return {"name": KEY, **provenance(), **about, "statistics": statistics}  # panel -> unit -> t
+    return statistics
 
 
 def distances(values: Tensor) -> Tensor:
@@ -48,16 +55,23 @@ def distances(values: Tensor) -> Tensor:
 
 
 def settles(result: dict[str, Any], by: int, within: float) -> list[bool]:
-    """For the single model, whether the distances of all four panels stay within a bound from step `by` on."""
-    late = [distances(torch.tensor(units))[by:] for units in result["statistics"].values()]
-    return [all(bool((distance <= within).all()) for distance in late)]
+    """For each model, whether the distances of all four panels stay within a bound from step `by` on."""
+    return [
+        all(bool((distances(torch.tensor(units))[by:] <= within).all()) for units in statistics.values())
+        for statistics in result["statistics"].values()
+    ]
+
+
+def _first(result: dict[str, Any]) -> dict[str, list[list[float]]]:
+    """The statistics of the model of the first seed, by panel."""
+    return next(iter(result["statistics"].values()))
 
 
 def plot(result: dict[str, Any]) -> Plot:
     """The interactive plot: one line for each unit."""
     lines = [
         Line("units", {"time step": list(range(len(values)))}, values, TITLES[name], str(unit))
-        for name, units in result["statistics"].items()
+        for name, units in _first(result).items()
         for unit, values in enumerate(units)
     ]
     return Plot(["time step"], {"": "statistic"}, lines, members="unit")
@@ -65,17 +79,18 @@ def plot(result: dict[str, Any]) -> Plot:
 
 def render(result: dict[str, Any]) -> str:
     claim, rows = load_claim(KEY), []
-    for name, units in result["statistics"].items():
-        values = torch.tensor(units)
-        low, high = claim["axes"][name]
-        inside = ((values >= low) & (values <= high)).float().mean()
-        shown = [f"{d:.2f}" for d in distances(values)[SHOWN]]
-        rows.append([TITLES[name], *shown, f"{low} to {high}", f"{100 * inside:.0f} %"])
-    header = ["", *(f"t={t}" for t in SHOWN), "paper's axis", "ours within it"]
+    for seed, statistics in result["statistics"].items():
+        for name, units in statistics.items():
+            values = torch.tensor(units)
+            low, high = claim["axes"][name]
+            inside = ((values >= low) & (values <= high)).float().mean()
+            shown = [f"{d:.2f}" for d in distances(values)[SHOWN]]
+            rows.append([TITLES[name], seed, *shown, f"{low} to {high}", f"{100 * inside:.0f} %"])
+    header = ["", "seed", *(f"t={t}" for t in SHOWN), "paper's axis", "ours within it"]
     caption = (
         f"Distance of the statistics at step t from those at step {NUM_STEPS - 1}: the median over {NUM_UNITS} random "
-        "units, in standard deviations over units. The paper shows a transient and gives no number. The model is a "
-        f"BN-LSTM after {result['selected']:,} updates, from a run of {result['updates']:,}. {result['data']}.\n"
+        "units, in standard deviations over units. The paper shows a transient and gives no number. A model is a "
+        f"BN-LSTM, selected by validation from a run of {result['updates']:,} updates. {result['data']}.\n"
     )
     return f"# {claim['title']}\n\n{caption}\n{markdown(header, rows)}\n![Fig. 5](fig5.png)\n"
 
@@ -84,7 +99,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     """Plot one line per unit over time steps. Dashed lines mark the range of the paper's axis."""
     axes = load_claim(KEY)["axes"]
     fig, panels = plt.subplots(2, 2, figsize=(11, 7.5))
-    for ax, (name, units) in zip(panels.flat, result["statistics"].items(), strict=True):
+    for ax, (name, units) in zip(panels.flat, _first(result).items(), strict=True):
         colors = plt.get_cmap("viridis")
         order = sorted(range(len(units)), key=lambda k: units[k][-1])
         for rank, k in enumerate(order):

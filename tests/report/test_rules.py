@@ -86,14 +86,67 @@ def test_of_several_scores_the_smallest_relative_difference_counts():
     assert outcome.effects == pytest.approx((-0.1,))
 
 
-def test_a_diverged_run_counts_as_the_worst_of_the_others():
-    of, than = final(0.9, 0.8, 0.85), [*final(0.5, 0.7), run(2, status="diverged")]
-    given = pairing({"margin": 0.0}, of, than)
-    assert rules.ends_better(given).effects == pytest.approx((0.4, 0.1, 0.35))
-    assert given.marks == {"a diverged run counts as the worst value of the others"}
-    losses = final(1.0, metric="valid/loss"), [run(0, status="diverged")]
-    assert rules.ends_better(pairing({"margin": 0.0}, *losses, metric="valid/loss")).effects == (0.0,)
-    assert rules.ends_better(pairing({"margin": 0.0}, [run(0, status="diverged")], [run(0, status="diverged")])).n == 0
+def lost(n: int = 3) -> list[Run]:
+    return [run(k, status="diverged") for k in range(n)]
+
+
+def test_a_run_that_diverged_alone_is_worse_by_as_much_as_the_largest_difference():
+    of, than = final(0.9, 0.8, 0.85), [*final(0.5, 0.7), *lost(1)]
+    given = pairing({"margin": 0.1}, of, than)
+    assert rules.ends_better(given).effects == pytest.approx((0.4, 0.1, 0.4)) and given.marks == {rules.DIVERGED}
+    assert rules.ends_better(pairing({"margin": 0.1}, than, of)).effects == pytest.approx((-0.4, -0.1, -0.4))
+    both = pairing({"margin": 0.1}, [*of[:2], *lost(1)], than)
+    assert rules.ends_better(both).effects == pytest.approx((0.4, 0.1, 0.0))
+    assert rules.ends_better(pairing({"margin": 0.0}, lost(), lost())).n == 0
+
+
+@pytest.mark.parametrize("metric", ["valid/loss", "test/accuracy"])
+def test_a_side_that_diverged_is_worse_than_any_other_and_like_no_other(metric):
+    trained = final(1.10, 1.11, 1.105, metric=metric)
+    test = {"margin": 0.02}
+
+    def verdict(rule, *sides):
+        return rule(pairing(test, *sides, metric=metric)).verdict
+
+    assert verdict(rules.ends_better, trained, lost()) == verdict(rules.no_worse, trained, lost()) == HOLDS
+    assert verdict(rules.ends_better, lost(), trained) == verdict(rules.no_worse, lost(), trained) == CONTRADICTED
+    assert verdict(rules.alike, trained, trained, lost()) == CONTRADICTED
+    better = (
+        final(1.00, 1.01, 1.005, metric=metric) if metric == "valid/loss" else final(1.2, 1.21, 1.205, metric=metric)
+    )
+    assert verdict(rules.ranking, better, trained, lost()) == HOLDS
+    assert verdict(rules.ranking, better, lost(), trained) == CONTRADICTED
+    scores = pairing({"margin": 0.0}, trained, lost(), metric=[metric, metric])
+    assert rules.ends_better(scores).verdict == rules.ends_better_in_all(scores).verdict == HOLDS
+
+
+def test_a_run_that_diverged_after_the_updates_that_are_compared_has_not_diverged():
+    late = [run(curve={500: 0.9, 1000: 0.1}, status="diverged", updates=1200)]
+    slow = [run(curve={500: 0.8, 1000: 0.95})]
+    test = {"margin": 0.0, "updates": 500, "level": 0.9}
+    given = pairing(test, late, slow, metric="valid/accuracy")
+    assert rules.ends_better(given).effects == pytest.approx((0.1,)) and given.marks == set()
+    assert rules.diverges(given).effects == (0.0,)
+    longer = pairing({**test, "updates": 1200}, late, slow, metric="valid/accuracy")
+    assert rules.diverges(longer).effects == (1.0,)
+
+
+def test_each_score_has_an_interval_of_its_own():
+    def sides(*rows):  # rows of two scores, by seed
+        return [run(k, metrics=dict(zip(("test/bleu1", "test/cider"), row, strict=True))) for k, row in enumerate(rows)]
+
+    def outcome(of):
+        than = sides((1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
+        given = pairing({"margin": 0.0}, of, than, metric=["test/bleu1", "test/cider"])
+        return rules.ends_better_in_all(given), given.marks
+
+    # Neither score differs for sure, but the smaller of the two differences is below zero for every seed.
+    mixed = sides((0.7, 1.2), (1.2, 0.8), (0.9, 1.1))
+    assert outcome(mixed)[0].verdict == NOT_SHOWN and outcome(mixed)[1] == {"the effect is that of test/bleu1"}
+    assert outcome(sides((1.2, 1.3), (1.3, 1.2), (1.25, 1.25)))[0].verdict == HOLDS
+    found, marks = outcome(sides((0.8, 3.0), (0.81, 0.1), (0.82, 2.0)))  # test/cider has the lower interval
+    assert found.verdict == CONTRADICTED and marks == {"the effect is that of test/bleu1"}
+    assert found.effects == pytest.approx((-0.2, -0.19, -0.18))
 
 
 def test_a_ranking_is_as_strong_as_its_closest_neighbours():
@@ -121,10 +174,10 @@ def test_reaching_a_level_first_is_a_ratio_of_updates():
 def test_a_run_that_never_gets_there_counts_with_its_length_and_is_marked():
     fast, never = {100: 0.5, 200: 0.8}, {100: 0.1, 1000: 0.3}
     given = pairing({"level": 0.7}, [run(curve=fast)], [run(curve=never)], metric="valid/accuracy")
-    assert rules.reaches_first(given).effects == pytest.approx((math.log(5),)) and given.marks == {rules.NEVER}
+    assert rules.reaches_first(given).effects == pytest.approx((math.log(5),)) and given.marks == {rules.NEVER["than"]}
     # Within 150 updates, neither run reaches the level.
     given = pairing({"level": 0.7, "updates": 150}, [run(curve=fast)], [run(curve=never)], metric="valid/accuracy")
-    assert rules.reaches_first(given).effects == (0.0,) and given.marks == {rules.NEVER}
+    assert rules.reaches_first(given).effects == (0.0,) and given.marks == set(rules.NEVER.values())
 
 
 def test_settling_is_measured_against_a_runs_own_lowest_loss():
@@ -138,7 +191,10 @@ def test_a_run_that_diverged_never_settles():
     lost = run(curve={100: 1.0}, metric="valid/loss", status="diverged", updates=150)
     slow = run(curve={100: 0.9, 200: 0.6, 400: 0.5}, metric="valid/loss")
     given = pairing({"share": 0.01}, [lost], [slow], metric="valid/loss")
-    assert rules.settles_first(given).effects == pytest.approx((math.log(0.4),)) and given.marks == {rules.NEVER}
+    assert rules.settles_first(given).effects == pytest.approx((math.log(0.4),)) and given.marks == {rules.NEVER["of"]}
+    slow.records.append({"update": 900, "seconds": 900.0, "valid/loss": 0.1})
+    given = pairing({"share": 0.01, "updates": 400}, [slow], [slow], metric="valid/loss")
+    assert rules.settles_first(given).n == 1 and given.marks == set()  # the lowest loss within 400 updates counts
 
 
 def test_divergence_counts_where_the_other_trains():
@@ -176,6 +232,9 @@ def test_the_largest_learning_rate_has_no_divergence_below_it():
     assert effect(at(good, good, good), at(good, bad, bad)) == pytest.approx(10)
     assert effect(at(good, bad, good), at(good, good, bad)) == pytest.approx(0.2)
     assert effect(at(good, good, good), at(bad, good, good)) == pytest.approx(20)  # counts with half of the smallest
+    for of, marks in ((at(good, good, good), {rules.LARGEST}), (at(good, good, bad), set())):
+        given = pairing({"key": "rate"}, [of], [at(good, bad, bad)], metric=[])
+        assert rules.larger_rate(given).n == 1 and given.marks == marks
 
 
 def test_the_largest_learning_rate_at_which_a_level_is_reached():
@@ -189,6 +248,9 @@ def test_the_largest_learning_rate_at_which_a_level_is_reached():
 
     assert effect(at(2.0, 2.0, 2.5), at(2.0, 9.0, 9.0)) == pytest.approx(10)
     assert effect(at(9.0, 9.0, 9.0), at(9.0, 2.0, 9.0)) == pytest.approx(0.1)
+    given = pairing({"key": "rate", "level": 2.5, "updates": 49}, [at(2.0, 2.0, 2.0)], [at(9.0, 9.0, 9.0)],
+                    metric="valid/loss")  # fmt: skip
+    assert rules.learns_at_larger_rate(given).effects == (0.0,)  # reached after the updates that are compared
 
 
 def test_reproduced_is_within_the_tolerance_for_sure():
@@ -209,5 +271,5 @@ def test_tests_that_all_have_to_hold():
 
 
 def test_an_unknown_rule_is_an_error_that_names_the_claim():
-    with pytest.raises(BnrnnError, match=r"claims.yaml: claim C1: rule 'wins' is unknown: use ends_better, no_worse"):
+    with pytest.raises(BnrnnError, match=r"claims.yaml: claim C1: rule 'wins' is unknown: use ends_better, "):
         rules.rule_of({"rule": "wins"}, "claims.yaml: claim C1")

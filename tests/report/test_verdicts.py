@@ -23,7 +23,8 @@ from bnrnn.report.claims_page import (
 )
 from bnrnn.report.rules import CONTRADICTED, CONTRADICTED_IN_PART, HOLDS, IN_PART, NOT_SHOWN, Outcome
 from bnrnn.report.runs import load_runs
-from bnrnn.report.verdicts import OWN, SCOPES, Claim, JudgedTest, judge, metrics_of, sides_of
+from bnrnn.report.verdicts import OWN, SCOPES, Claim, JudgedTest, judge, metrics_of, serves, sides_of
+from bnrnn.training.cells import expand
 from tests.report.test_runs import change_recipe, put
 
 TABLE = "cooijmans2016/table1"
@@ -162,14 +163,33 @@ def test_of_shorter_runs_the_longest_that_show_something_count():
 
 def test_a_test_that_was_replaced_is_shown_and_does_not_count():
     both = claim(a_test(CONTRADICTED, replaced="a better one"), a_test(HOLDS))
-    assert both.verdict == HOLDS and "replaced: a better one" in render([both], {})
+    assert both.verdict == HOLDS and "replaced: a better one" in render([both], [])
 
 
 def test_the_page_lists_what_was_not_run_with_its_cost():
-    text = render([claim(a_test(HOLDS), a_test(None, scope="other data"))], {"C1": 13.5})
+    cells = expand([f"experiment={TABLE}", "data=pmnist", "seed=0,1"])
+    planned = [(cell, 2.5) for cell in cells]  # lstm, which the test needs, and bn_lstm, two seeds each
+    text = render([claim(a_test(HOLDS), a_test(None, where={"data": "pmnist"}, than={"model": "rnn"}))], planned)
     missing = text.split("## Tests that have not been run")[1]
-    assert "| C1 | other data | `diverges`" in missing and "| 13.5 |" in missing and "| C1 | paper" not in missing
-    assert "| not in the campaign |" in render([claim(a_test(None))], {})
+    assert "| C1 | paper | `diverges`" in missing and "| 5.0 |" in missing and "in 3 of 3 pairs" not in missing
+    assert "| not in the campaign |" in render([claim(a_test(None, where={"data": "smnist"}))], planned)
+
+
+def test_a_cell_serves_a_test_if_it_is_chosen_and_long_enough():
+    def hours(key, arguments, **test):
+        given = a_test(None, **test)
+        return sum(serves(cell, given) for cell in expand([f"experiment={key}", *arguments]))
+
+    model = {"of": {"model": "bn_lstm"}, "than": {"model": "lstm"}, "where": {"data": "pmnist"}}
+    arguments = ["data=pmnist", "seed=0"]
+    assert hours(TABLE, arguments, **model) == 2
+    assert hours(TABLE, arguments, **model, experiment="table2") == 0
+    shorter = [*arguments, "budget.updates=30000"]
+    assert hours(TABLE, shorter, **model) == 0  # the paper's length is needed
+    assert hours(TABLE, shorter, **model, scope="shorter", updates=30000) == 2
+    assert hours(TABLE, shorter, **model, scope="shorter", updates=30001) == 0
+    analysis = {"rule": "property", "analysis": "fig3b", "experiment": None}
+    assert hours("cooijmans2016/table2", ["seed=0"], **analysis) == 2
 
 
 def test_the_page_says_what_each_claim_rests_on():
@@ -214,6 +234,13 @@ def exists(key: str, name: str) -> bool:
     return True
 
 
+@cache
+def in_campaign(key: str) -> set[str]:
+    """The keys that the campaign overrides in an experiment."""
+    entries = yaml.safe_load((ROOT / "conf/campaign.yaml").read_text())
+    return {o.split("=")[0] for e in entries if e["experiment"] == key for o in e.get("overrides", [])}
+
+
 def all_tests():
     for path in sorted((ROOT / "experiments").glob("*/claims.yaml")):
         for name, entry in yaml.safe_load(path.read_text()).get("claims", {}).items():
@@ -250,6 +277,8 @@ def test_every_test_names_a_recipe_a_rule_and_runs_that_could_exist(paper, test)
             assert (ROOT / f"conf/{name}/{value}.yaml").exists() if is_group else exists(key, name), f"{key}: {name}"
         grid, free = sweep(key), test.get("best_of") or test.get("key")
         assert free is None or free in grid
+        # A run has these overrides only if its sweep or an entry of the campaign does.
+        assert all(name in grid or name in in_campaign(key) for name in wanted), f"{key}: {wanted}"
         undecided = [k for k, v in grid.items() if len(v) > 1 and k not in wanted and k not in ("seed", free)]
         assert undecided == [], f"{key} leaves {undecided} open"
         assert all(re.fullmatch(r"(train|valid|test)/\w+", metric) for metric in metrics_of(test, side))
@@ -283,6 +312,7 @@ def test_a_rule_is_before_its_runs_if_they_were_begun_with_its_commit_or_a_later
     assert registered({"level": 1}, first, second) == f"{first}, before the runs of {first}, {second}"
     assert registered({"level": 2}, second + "+changes") == f"{second}, before the runs of {second}"
     assert registered({"level": 2, "replaced": "why"}, first, second).startswith(f"{second}, after the runs")
+    assert registered({"level": 1, "note": "why"}, first).startswith(f"{first}, before the runs")
     assert registered({"level": 3}, first) == "rule not committed yet"
     assert registered({"level": 1}, "0123456789ab") == f"{first}, unknown whether before the runs of 0123456"
     assert rule_history.has_history()
