@@ -196,7 +196,9 @@ def test_a_search_shows_its_best_beside_the_papers_and_a_dot_for_each_trial(tmp_
     for trial, loss in (("3", 1.5), ("4", 1.2), ("5", 1.9), ("6", 0.7)):
         cell = {"data": "ptb_char", "model": "rnn", "search.trial": trial, "seed": "0"}
         records = [{"update": u, "seconds": 1.0, "valid/loss": v} for u, v in ((50, loss), (100, loss + 0.5))]
-        put(tmp_path, key, cell, {"valid/loss": 2.0 - loss, "valid/bpc": 1.0}, records)  # of the model with the highest accuracy
+        put(
+            tmp_path, key, cell, {"valid/loss": 2.0 - loss, "valid/bpc": 1.0}, records
+        )  # of the model with the highest accuracy
     (path,) = tmp_path.rglob("*search.trial=6*/result.json")
     change_recipe(path)  # the best of them, but stale
     runs = load_runs(key, tmp_path)

@@ -192,6 +192,20 @@ def test_a_cell_serves_a_test_if_it_is_chosen_and_long_enough():
     assert hours("cooijmans2016/table2", ["seed=0"], **analysis) == 2
 
 
+def test_a_ratio_of_updates_is_a_bound_if_one_side_never_got_there_and_has_an_interval_if_pairs_differ():
+    test = {"rule": "reaches_first", "scope": "paper"}
+
+    def words(effects, *marks):
+        return effect_in_words(JudgedTest("C1", "cooijmans2016", test, Outcome(effects, marks=marks)))
+
+    half, third = 0.6931, 1.0986
+    assert words((half, third)) == "in 0.41 [0.03, 5.37] of the updates"
+    assert words((half, half)) == "in 0.50 of the updates"
+    assert words((half, half), rules.NEVER["than"]) == "in at most 0.50 of the updates"
+    assert words((half, half), rules.NEVER["of"]) == "in at least 0.50 of the updates"
+    assert words((half, half), *rules.NEVER.values()) == "in 0.50 of the updates"
+
+
 def test_the_page_says_what_each_claim_rests_on():
     text = render_overview([claim(a_test(HOLDS), a_test(None)), claim(a_test(None))])
     assert "paper's data and length, n=3; 1 of its tests not run | in 3 of 3 pairs | [table1](cooijmans2016/" in text
