@@ -88,18 +88,3 @@ def statistics_by_name(population: Any, terms: tuple[str, ...], given: dict[str,
 def raised(value: Any) -> Any:
     """Convert a tensor to float32; return any other value unchanged."""
     return value.to(torch.float32) if isinstance(value, Tensor) else value
-
-
-def only_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward pass that is derived by hand, and so cannot be differentiated: raises BnrnnError if it shall be."""
-
-    @wraps(backward)
-    def checked(*args: Any) -> Any:
-        if torch.is_grad_enabled():  # what create_graph=True asks for
-            raise BnrnnError(
-                "this engine cannot differentiate a gradient (create_graph=True): call "
-                "bnrnn.scan.set_backend('reference') before the forward pass"
-            )
-        return backward(*args)
-
-    return checked

@@ -48,6 +48,12 @@ class Captured:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.steps, name)
 
+    def fields(self) -> dict[str, Any]:
+        return self.steps.fields()
+
+    def results(self) -> tuple[Tensor, Tensor]:
+        return self.steps.results()
+
     def forward(self) -> None:
         if self.graphs is None or self.graphs.run("forward", self.steps) is None:
             return self.steps.forward()

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnrnn.scan.arguments import form_of, only_once
+from bnrnn.scan.arguments import form_of
+from bnrnn.scan.autograd import only_once
 
 Outputs = tuple[Tensor | None, ...]  # the first two have gradients
 Run = Callable[[dict[str, Tensor]], Outputs]

@@ -18,5 +18,5 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.embedding(x, weight.t().contiguous())  # the product with a one-hot row is a column of W
     fits = x.dim() == 3 and (x.shape[2], x.dtype, x.device) == (weight.shape[1], weight.dtype, weight.device)
     plain = traced() or torch.is_autocast_enabled(x.device.type) or not fits  # torch raises the error for wrong shapes
-    run = F.linear if plain or backend(x.device, x.dtype) != "cpu" else native.linear
+    run = F.linear if plain or x.shape[1] == 0 or backend(x.device, x.dtype) != "cpu" else native.linear
     return run(x, weight, bias)

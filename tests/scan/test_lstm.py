@@ -206,7 +206,7 @@ def test_a_second_backward_raises(engine):
     args = problem(3, 4, 5)
     y, _, _ = scan.lstm_scan(*(args[n].float().requires_grad_() for n in NAMES[:4]))
     y.sum().backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="already run backward, which freed its buffers"):
+    with pytest.raises(RuntimeError, match="already run backward, which spent its buffers"):
         y.sum().backward()
 
 

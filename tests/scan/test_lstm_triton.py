@@ -161,7 +161,7 @@ def test_without_gradients_it_gives_the_same():
 def test_a_second_backward_raises():
     y, _ = run(problem(1, 4, 2))
     y.sum().backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="already run backward, which freed its buffers"):
+    with pytest.raises(RuntimeError, match="already run backward, which spent its buffers"):
         y.sum().backward()
 
 

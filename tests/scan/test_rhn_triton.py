@@ -78,7 +78,7 @@ def test_a_second_backward_raises():
     args = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in problem(T=2).items()}
     y, _, _ = call(rhn_triton_scan, args | {"weight": args["weight"].requires_grad_()})
     y.sum().backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="already run backward, which freed its buffers"):
+    with pytest.raises(RuntimeError, match="already run backward, which spent its buffers"):
         y.sum().backward()
 
 

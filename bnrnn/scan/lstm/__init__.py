@@ -58,6 +58,8 @@ def lstm_scan(
     with without_autocast(x_proj.device):
         if traced():
             name = recorded(x_proj.device)
+        elif x_proj.shape[-2] == 0:
+            name = "reference"  # other engines expect at least one sequence
         else:
             name = backend(x_proj.device, options.get("product_dtype") or x_proj.dtype)
         if weight_ih is not None:
@@ -73,7 +75,9 @@ def lstm_scan(
 
 def _has_one_feature(x: Tensor, weight_ih: Tensor) -> bool:
     """Whether x has one feature and the engine can take x directly, without storing its product with weight_ih."""
-    if traced() or x.dim() != 3 or x.shape[2] != 1 or x.requires_grad or torch.is_autocast_enabled(x.device.type):
+    if traced() or x.dim() != 3 or x.requires_grad or torch.is_autocast_enabled(x.device.type):
+        return False
+    if x.shape[1] == 0 or x.shape[2] != 1:
         return False
     return x.dtype == weight_ih.dtype and backend(x.device, x.dtype) == "cpu"
 

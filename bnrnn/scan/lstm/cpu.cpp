@@ -268,9 +268,6 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
   }
 }
 
-const int SAMPLES = 1024;  // number of samples of W_hh, at even distances
-int64_t sample_of(int H, int i) { return 4 * (int64_t)H * H * i / SAMPLES; }
-
 // Packs W_hh^T so that the columns of the four gates of a block are adjacent.
 void pack_by_blocks(int H, const float* weight_hh, float* packed, int threads) {
   const Strips weight(4 * H, H, packed);
@@ -286,21 +283,30 @@ void pack_by_blocks(int H, const float* weight_hh, float* packed, int threads) {
 
 extern "C" {
 
-// Number of floats of the packed W_hh (4H, H) and its samples.
-int64_t bnrnn_lstm_packed_size(int H) { return Strips::size(4 * H, H) + SAMPLES; }
+// Number of floats of the packed W_hh (4H, H).
+int64_t bnrnn_lstm_packed_size(int H) { return Strips::size(4 * H, H); }
 
 void bnrnn_lstm_pack(int H, const float* weight_hh, float* packed, int threads) {
   pack_by_blocks(H, weight_hh, packed, threads);
-  float* samples = packed + Strips::size(4 * H, H);
-  for (int i = 0; i < SAMPLES; ++i) samples[i] = weight_hh[sample_of(H, i)];
 }
 
-// Whether the samples still equal the values of W_hh, bit by bit.
-int bnrnn_lstm_is_packed(int H, const float* weight_hh, const float* packed) {
-  const float* samples = packed + Strips::size(4 * H, H);
-  for (int i = 0; i < SAMPLES; ++i)
-    if (std::memcmp(samples + i, weight_hh + sample_of(H, i), sizeof(float))) return 0;
-  return 1;
+// A hash of the bits of n values. A change of a single value always changes it.
+uint64_t bnrnn_fingerprint(const float* values, int64_t n) {
+  const int PARTS = 64;
+  uint32_t part[PARTS], word;
+  for (int i = 0; i < PARTS; ++i) part[i] = i;
+  int64_t at = 0;
+  for (; at + PARTS <= n; at += PARTS)
+    for (int i = 0; i < PARTS; ++i) {
+      std::memcpy(&word, values + at + i, sizeof word);
+      const uint32_t mixed = part[i] + word * 0x85EBCA77u;
+      part[i] = (mixed << 13 | mixed >> 19) * 0x9E3779B1u;
+    }
+  uint64_t hash = n;
+  const auto mix = [&](uint32_t with) { hash = (hash ^ with) * 0x9E3779B97F4A7C15u, hash ^= hash >> 32; };
+  for (; at < n; ++at) std::memcpy(&word, values + at, sizeof word), mix(word);
+  for (int i = 0; i < PARTS; ++i) mix(part[i]);
+  return hash;
 }
 
 void bnrnn_lstm_forward(const Lstm* sequence) {
@@ -334,7 +340,7 @@ void bnrnn_lstm_backward(const Lstm* sequence) {
   Floats packed(new float[Strips::size(H, G)]), shared(new float[Strips::size(G, DEPTH)]);
   const Strips weight(H, G, packed.get());
   // dW_hh is the sum of h^T du over the steps. It is computed in chunks of steps whose du is still in the cache.
-  const int64_t chunk = std::max(1, DEPTH / s.B), size = (int64_t)s.B * H;
+  const int64_t chunk = std::max(1, DEPTH / std::max(1, s.B)), size = (int64_t)s.B * H;
   Floats du(new float[chunk * size * 4]);
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
   {

@@ -21,7 +21,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from bnrnn.scan.arguments import only_once
+from bnrnn.scan import autograd
 from bnrnn.scan.graphs import Captured
 from bnrnn.scan.lstm.reference import Options, Result, Statistics
 from bnrnn.scan.native.build import plain
@@ -53,6 +53,9 @@ class Steps:
     product_dtype: torch.dtype
 
     written = ("x", "u", "c", "y")  # by the forward pass; with batch statistics, also `statistics`
+
+    def fields(self) -> dict[str, Any]:
+        return vars(self)
 
     def running(self, t: int) -> int:
         """Number of sequences that run at step t."""
@@ -160,28 +163,6 @@ class Steps:
         return {"x_proj": self.x if self.weight_ih is None else None, "h": dh, "c": dc, **grads}
 
 
-class _Scan(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, steps: Steps | Captured, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        steps.forward()
-        # Autograd raises an error if one of these is changed before the backward pass.
-        ctx.save_for_backward(steps.y, *inputs[3:5])
-        ctx.steps = steps
-        return steps.results()
-
-    @staticmethod
-    @only_once
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        _ = ctx.saved_tensors
-        steps = ctx.steps
-        if steps is None:
-            raise RuntimeError("this scan was already run backward, which freed its buffers: run it forward again")
-        ctx.steps = None
-        grads = steps.gradients(*given)
-        names = ("x_proj", "h", "c", "weight_hh", "weight_ih", *PARAMETERS)
-        return None, *(grads.get(name) for name in names)
-
-
 def fused_scan(
     engine: Callable[..., Steps | Captured],
     x_proj: Tensor,
@@ -199,13 +180,13 @@ def fused_scan(
         overwrite: whether to reuse the memory of x_proj instead of a copy. Its values are then lost.
         weight_ih: (4H, 1). If given, x_proj is the only feature of the input (T, B, 1), which gets no gradient.
 
-    A second backward pass through the same scan raises RuntimeError.
     """
     inputs = (x_proj, h, c, weight_hh, weight_ih, *(options.get(name) for name in PARAMETERS))
     with_grad = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs)
     steps = prepare(engine, *inputs[:5], with_grad=with_grad, overwrite=overwrite, **options)
     if with_grad:
-        y, c = _Scan.apply(steps, *inputs)
+        names = ("x_proj", "h", "c", "weight_hh", "weight_ih", *PARAMETERS)
+        y, c = autograd.run(engine, steps, names, inputs)
     else:
         steps.forward()
         y, c = steps.y, steps.c[-1]

@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from bnrnn.scan.arguments import only_once
+from bnrnn.scan import autograd
 from bnrnn.scan.lstm.fused import PARAMETERS
 from bnrnn.scan.lstm.reference import Statistics
 from bnrnn.scan.lstm.triton_kernels import ENTRIES, backward_sequence, backward_step, forward_sequence, forward_step
@@ -46,6 +46,35 @@ class Steps:
 
     form: Form
     arrays: dict[str, Tensor]
+
+    def fields(self) -> dict[str, Any]:
+        return vars(self)
+
+    def forward(self) -> None:
+        self.run("forward")
+
+    def results(self) -> tuple[Tensor, Tensor]:
+        a = self.arrays
+        T = a["x"].shape[1]
+        return a["h"][:, 1:].detach(), a["c"][:, T if self.form.keep else T % 2].clone()
+
+    def gradients(self, dy: Tensor, dc: Tensor) -> dict[str, Tensor | None]:
+        of, a = self.form, self.arrays
+        given = {f"d{name}": torch.zeros_like(a[name]) for name in of.given}
+        if "dx" not in a:
+            a["dx"] = torch.empty_like(a["x"])
+        a |= {"dy": ready(dy), "dc": dc.clone(memory_format=torch.contiguous_format), **given}
+        if of.padded:
+            a["dh"] = torch.zeros_like(a["dc"])
+        self.run("backward")
+        du = a["u"]
+        dh = (du[:, 0].to(of.low) @ a["weight"].to(of.low)).float()
+        if of.padded:  # sequences without a single step
+            dh += a["dh"] * (torch.arange(du.shape[2], device=du.device)[:, None] >= a["running"][0])
+        left, right = du.flatten(1, 2).to(of.low), a["h"][:, :-1].flatten(1, 2).to(of.low)
+        dweight = (left.transpose(1, 2) @ right).float()
+        of_parameters = {name: given[f"d{name}"] for name in of.given}
+        return {"x_proj": a["dx"], "h": dh, "c": a["dc"], "weight_hh": dweight, **of_parameters}
 
     def run(self, direction: str, division: Division | None = None) -> None:
         """Launch all steps in this direction."""
@@ -103,47 +132,6 @@ def _launches(of: Form, B: int, direction: str, division: Division) -> Launches:
     return Launches(of.device, ENTRIES, step, 1 if forward else -1, fixed)
 
 
-class _TritonScan(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, steps: Steps, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        steps.run("forward")
-        a = steps.arrays
-        T = a["x"].shape[1]
-        y, c = a["h"][:, 1:].detach(), a["c"][:, T if steps.form.keep else T % 2].clone()
-        ctx.save_for_backward(y, inputs[3])  # autograd raises an error if one is changed before the backward pass
-        ctx.steps = steps
-        return y, c
-
-    @staticmethod
-    @only_once
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        _ = ctx.saved_tensors
-        steps = ctx.steps
-        if steps is None:
-            raise RuntimeError("this scan was already run backward, which freed its buffers: run it forward again")
-        ctx.steps = None
-        return None, *_gradients(steps, *grads)
-
-
-def _gradients(steps: Steps, dy: Tensor, dc: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients with respect to the arguments of `triton_scan`, in the order of the autograd function."""
-    of, a = steps.form, steps.arrays
-    given = {f"d{name}": torch.zeros_like(a[name]) for name in of.given}
-    if "dx" not in a:
-        a["dx"] = torch.empty_like(a["x"])
-    a |= {"dy": ready(dy), "dc": dc.clone(memory_format=torch.contiguous_format), **given}
-    if of.padded:
-        a["dh"] = torch.zeros_like(a["dc"])
-    steps.run("backward")
-    du = a["u"]
-    dh = (du[:, 0].to(of.low) @ a["weight"].to(of.low)).float()
-    if of.padded:  # sequences without a single step
-        dh += a["dh"] * (torch.arange(du.shape[2], device=du.device)[:, None] >= a["running"][0])
-    left, right = du.flatten(1, 2).to(of.low), a["h"][:, :-1].flatten(1, 2).to(of.low)
-    dweight = (left.transpose(1, 2) @ right).float()
-    return a["dx"], dh, a["dc"], dweight, *(given.get(f"d{name}") for name in PARAMETERS)
-
-
 def triton_scan(
     x_proj: Tensor,
     h: Tensor,
@@ -161,8 +149,6 @@ def triton_scan(
     """`lstm_scan` of reference.py in float32. Every tensor has a leading axis R of replicas.
 
     With `overwrite`, the memory of x_proj is used for its normalized values and for its gradient.
-
-    A second backward pass through the same scan raises RuntimeError.
     """
     given = {name: parameters.get(name) for name in PARAMETERS}
     inputs = (x_proj, h, c, weight_hh, *given.values())
@@ -174,7 +160,7 @@ def triton_scan(
     )
     with torch.no_grad():
         steps = Steps(of, _arrays(of, x_proj, h, c, weight_hh, given, population, batch_sizes, overwrite))
-    y, c = _TritonScan.apply(steps, *inputs)
+    y, c = autograd.run(Steps, steps, ("x_proj", "h", "c", "weight_hh", *PARAMETERS), inputs)
     used = Statistics(*(steps.arrays.get(name) for name in Statistics._fields))
     return y, (y[:, -1], c), used
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnrnn.scan.arguments import only_once
+from bnrnn.scan.autograd import only_once
 from bnrnn.scan.native.build import library, plain, pointer
 
 
@@ -42,7 +42,8 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dy = plain(grads[0]).flatten(0, -2)
         dx = product(dy, weight).view_as(x) if ctx.needs_input_grad[0] else None
-        return dx, outer(dy, x.flatten(0, -2)), dy.sum(0) if ctx.needs_input_grad[2] else None
+        dweight = outer(dy, x.flatten(0, -2)) if ctx.needs_input_grad[1] else None
+        return dx, dweight, dy.sum(0) if ctx.needs_input_grad[2] else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -48,7 +48,7 @@ def _normalize(
               "var": (num_statistics, num_features)}  # fmt: skip
     check_tensors(x, shapes, {"gamma": gamma, "beta": beta, "mean": mean, "var": var}, of="x")
     check_sizes(batch_sizes, T, B)
-    if traced() or backend(x.device, x.dtype) != "cpu":
+    if traced() or B == 0 or backend(x.device, x.dtype) != "cpu":
         return getattr(reference, name)(x, gamma, beta, eps, population, batch_sizes)
     beta = None if beta is None else plain(beta)
     return getattr(cpu, name)(x, plain(gamma), beta, eps, population, batch_sizes)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnrnn.scan.arguments import only_once
+from bnrnn.scan.autograd import only_once
 from bnrnn.scan.native.build import address, library, plain, sizes_of
 
 

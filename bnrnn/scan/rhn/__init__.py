@@ -35,6 +35,8 @@ def rhn_scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Unpack[Option
     with without_autocast(x_proj.device):
         if traced():
             name = recorded(x_proj.device)
+        elif x_proj.shape[1] == 0:
+            name = "reference"  # other engines expect at least one sequence
         else:
             name = backend(x_proj.device, options.get("product_dtype") or x_proj.dtype)
         if name == "reference":

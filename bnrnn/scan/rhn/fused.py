@@ -19,7 +19,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from bnrnn.scan.arguments import only_once
+from bnrnn.scan import autograd
 from bnrnn.scan.graphs import Captured
 from bnrnn.scan.native.build import plain
 from bnrnn.scan.norm.reference import standardize, through_norm
@@ -46,6 +46,9 @@ class Steps:
     product_dtype: torch.dtype
 
     written = ("x", "a", "states", "normal")  # by the forward pass; with batch statistics, also `statistics`
+
+    def fields(self) -> dict[str, Any]:
+        return vars(self)
 
     def running(self, t: int) -> int:
         return self.batch_sizes[t] if self.batch_sizes else self.x.shape[1]
@@ -188,24 +191,6 @@ class Steps:
         return {"x_proj": self.x, "s": ds, "weight": self.weight_gradient(), **grads}
 
 
-class _Scan(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, steps: Steps | Captured, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        steps.forward()
-        ctx.steps = steps
-        return steps.results()
-
-    @staticmethod
-    @only_once
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        steps = ctx.steps
-        if steps is None:
-            raise RuntimeError("this scan was already run backward, which freed its buffers: run it forward again")
-        ctx.steps = None
-        grads = steps.gradients(*given)
-        return None, *(grads.get(name) for name in ("x_proj", "s", "weight", *PARAMETERS))
-
-
 def rhn_fused_scan(
     engine: Callable[..., Steps | Captured],
     x_proj: Tensor,
@@ -213,12 +198,10 @@ def rhn_fused_scan(
     weight: Tensor,
     **options: Unpack[Options],
 ) -> Result:
-    """`rhn_scan` of reference.py, whose time steps `engine` runs.
-
-    A second backward pass through the same scan raises RuntimeError.
-    """
+    """`rhn_scan` of reference.py, whose time steps `engine` runs."""
     steps = prepare(engine, x_proj, s, weight, **options)
-    y, s = _Scan.apply(steps, x_proj, s, weight, *(options.get(name) for name in PARAMETERS))
+    inputs = (x_proj, s, weight, *(options.get(name) for name in PARAMETERS))
+    y, s = autograd.run(engine, steps, ("x_proj", "s", "weight", *PARAMETERS), inputs)
     return y, s, steps.statistics
 
 

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from bnrnn.scan.arguments import only_once
+from bnrnn.scan import autograd
 from bnrnn.scan.norm.reference import standardize, through_norm
 from bnrnn.scan.rhn.fused import PARAMETERS
 from bnrnn.scan.rhn.reference import RHNStatistics
@@ -52,6 +52,34 @@ class Steps:
     form: Form
     arrays: dict[str, Tensor]
     num_first: int  # number of sequences that run at the first step
+
+    def fields(self) -> dict[str, Any]:
+        return vars(self)
+
+    def forward(self) -> None:
+        self.run("forward")
+
+    def results(self) -> tuple[Tensor, Tensor]:
+        D, states = self.form.num_layers, self.arrays["states"]
+        return states[D::D].clone(), states[-1].clone()
+
+    def gradients(self, dy: Tensor, ds: Tensor) -> dict[str, Tensor | None]:
+        of, a = self.form, self.arrays
+        given = {f"d{name}": torch.zeros_like(a[name]) for name in of.given}
+        if "dx" not in a:
+            a["dx"] = torch.empty_like(a["x"])
+        a |= {"dy": ready(dy), "ds": ds.clone(memory_format=torch.contiguous_format), **given}
+        self.run("backward")
+        # Of the initial state, what flows through R of the first layer.
+        n = self.num_first
+        dv = (a["a"][0, :n].to(of.low) @ a["weight"][0].to(of.low)).float()
+        if of.num_entered:
+            dbeta = given["dbeta_s"][0] if "dbeta_s" in given else None
+            dv = through_norm(dv, a["normal"][0, 0, :n], a["gamma_s"][0], a["var_s"][0, 0], of.eps, of.batch,
+                              given["dgamma_s"][0], dbeta)  # fmt: skip
+        a["ds"][:n] += dv
+        of_parameters = {name: given[f"d{name}"] for name in of.given}
+        return {"x_proj": a["dx"], "s": a["ds"], "weight": _weight_gradient(of, a), **of_parameters}
 
     def run(self, direction: str, division: Division | None = None) -> None:
         """Launch all layers of all steps in this direction."""
@@ -97,45 +125,6 @@ def _launches(of: Form, B: int, direction: str, division: Division) -> Launches:
     return Launches(of.device, ENTRIES, step, 1 if forward else -1, fixed)
 
 
-class _TritonScan(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, steps: Steps, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        steps.run("forward")
-        D, states = steps.form.num_layers, steps.arrays["states"]
-        ctx.save_for_backward(*(v for v in inputs[2:] if v is not None))
-        ctx.steps = steps
-        return states[D::D].clone(), states[-1].clone()
-
-    @staticmethod
-    @only_once
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        _ = ctx.saved_tensors  # autograd raises an error here if the weights were changed after the forward pass
-        steps = ctx.steps
-        if steps is None:
-            raise RuntimeError("this scan was already run backward, which freed its buffers: run it forward again")
-        ctx.steps = None
-        return None, *_gradients(steps, *given)
-
-
-def _gradients(steps: Steps, dy: Tensor, ds: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients with respect to the arguments of `rhn_triton_scan`, in the order of the autograd function."""
-    of, a = steps.form, steps.arrays
-    given = {f"d{name}": torch.zeros_like(a[name]) for name in of.given}
-    if "dx" not in a:
-        a["dx"] = torch.empty_like(a["x"])
-    a |= {"dy": ready(dy), "ds": ds.clone(memory_format=torch.contiguous_format), **given}
-    steps.run("backward")
-    # Of the initial state, what flows through R of the first layer.
-    n = steps.num_first
-    dv = (a["a"][0, :n].to(of.low) @ a["weight"][0].to(of.low)).float()
-    if of.num_entered:
-        dbeta = given["dbeta_s"][0] if "dbeta_s" in given else None
-        dv = through_norm(dv, a["normal"][0, 0, :n], a["gamma_s"][0], a["var_s"][0, 0], of.eps, of.batch,
-                          given["dgamma_s"][0], dbeta)  # fmt: skip
-    a["ds"][:n] += dv
-    return a["dx"], a["ds"], _weight_gradient(of, a), *(given.get(f"d{name}") for name in PARAMETERS)
-
-
 def _weight_gradient(of: Form, a: dict[str, Tensor]) -> Tensor:
     """The gradient of the recurrent weights (D, G, H), after the backward pass: one batched product over all steps."""
     T, B, _ = a["x"].shape
@@ -161,7 +150,7 @@ def rhn_triton_scan(
     product_dtype: torch.dtype | None = None,
     **parameters: Tensor | None,
 ) -> tuple[Tensor, Tensor, RHNStatistics]:
-    """`rhn_scan` of reference.py in float32. A second backward pass through the same scan raises RuntimeError."""
+    """`rhn_scan` of reference.py in float32."""
     (T, _, G), (D, _, H) = x_proj.shape, weight.shape
     given = {name: parameters.get(name) for name in PARAMETERS}
     gamma_s = given["gamma_s"]
@@ -176,7 +165,7 @@ def rhn_triton_scan(
     with torch.no_grad():
         arrays = _arrays(of, x_proj, s, weight, given, population, batch_sizes)
     steps = Steps(of, arrays, batch_sizes[0] if batch_sizes else x_proj.shape[1])
-    y, s = _TritonScan.apply(steps, *inputs)
+    y, s = autograd.run(Steps, steps, ("x_proj", "s", "weight", *PARAMETERS), inputs)
     used = (steps.arrays.get(name) for name in RHNStatistics._fields)
     return y, s, RHNStatistics(*(None if v is None else v[:T] for v in used))
 

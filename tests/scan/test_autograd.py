@@ -1,0 +1,148 @@
+"""What autograd knows of a scan: the memory that its backward pass needs."""
+
+import gc
+import weakref
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from bnrnn import scan
+from bnrnn.scan.lstm import triton as lstm_triton
+from bnrnn.scan.native import build
+from bnrnn.scan.rhn.triton import rhn_triton_scan
+from tests.helpers import assert_near
+from tests.scan import cases, test_rhn
+
+needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
+CPU = pytest.param("cpu", marks=needs_compiler)
+
+
+def one_replica(*args: Tensor, **options):
+    """The Triton engine of the LSTM, for one set of parameters."""
+    add = partial(tree_map_only, Tensor, lambda value: value[None])
+    y, (h, c), used = lstm_triton.triton_scan(*map(add, args), **{k: add(v) for k, v in options.items()})
+    return y[0], (h[0], c[0]), used
+
+
+def run_lstm(engine: str, args: dict):
+    run = one_replica if engine == "triton" else scan.lstm_scan
+    return run(*(args[n] for n in cases.NAMES[:4]), **{k: v for k, v in args.items() if k not in cases.NAMES[:4]})
+
+
+def run_rhn(engine: str, args: dict):
+    return test_rhn.call(rhn_triton_scan if engine == "triton" else scan.rhn_scan, args)
+
+
+SCANS = [pytest.param(run, problem, engine, id=f"{name}-{engine}")
+         for name, run, problem in (("lstm", run_lstm, cases.problem), ("rhn", run_rhn, test_rhn.problem))
+         for engine in ("fused", "cpu", "triton")]  # fmt: skip
+
+
+def drawn(problem, **options) -> dict:
+    """Random arguments in float32. All tensors but the population statistics require gradients."""
+    args = tree_map_only(Tensor, lambda value: value.float(), problem(2, 4, 5, **options))
+    return {k: v.requires_grad_() if isinstance(v, Tensor) else v for k, v in args.items()}
+
+
+@pytest.mark.parametrize(("run", "problem", "engine"), SCANS)
+def test_what_the_backward_pass_reads_must_not_change_before_it(run, problem, engine):
+    if engine == "cpu" and build.compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    scan.set_backend("auto" if engine == "triton" else engine)
+    args = drawn(problem, population=True)
+    copied = ["s", "h", "c"] if engine == "triton" else ["x_proj"]  # the scan has a copy of its own
+    copied += ["y"] if run is run_rhn else []  # y is a copy of the states
+    y, *_ = run(engine, args)
+    expected = torch.autograd.grad(y.sum(), args["x_proj"])[0]
+    tensors = [name for name, value in args.items() if isinstance(value, Tensor)]
+    for name in (*tensors, "y", "population"):
+        before = {k: v.detach().clone() for k, v in args.items() if k in tensors}
+        y, *_ = run(engine, args)
+        loss = y.sum()
+        with torch.no_grad():
+            {**args, "y": y, "population": args["population"][-1]}[name].mul_(2)
+        if name in copied:
+            assert torch.equal(torch.autograd.grad(loss, args["x_proj"])[0], expected), name
+        else:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+        args |= {k: v.requires_grad_() for k, v in before.items()}
+
+
+@pytest.mark.parametrize(("run", "problem", "engine"), SCANS)
+def test_autograd_keeps_all_tensors_and_may_move_them(run, problem, engine):
+    scan.set_backend("auto" if engine == "triton" else engine)
+    args = drawn(problem)
+    leaves = {k: v for k, v in args.items() if isinstance(v, Tensor)}
+
+    def gradients() -> dict[str, Tensor]:
+        y, *_ = run(engine, args)
+        if y.grad_fn.name().startswith("_Scan"):
+            assert not any(isinstance(leaf, Tensor) for leaf in tree_leaves(vars(y.grad_fn)))
+        return dict(zip(leaves, torch.autograd.grad(y.square().sum(), list(leaves.values())), strict=True))
+
+    expected, moved = gradients(), []
+
+    def pack(value: Tensor) -> int:
+        moved.append(value.detach().clone())
+        return len(moved) - 1
+
+    with saved_tensors_hooks(pack, moved.__getitem__):
+        found = gradients()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(("run", "problem", "engine"), SCANS)
+def test_a_forward_pass_without_a_backward_pass_is_freed_at_once(run, problem, engine):
+    scan.set_backend("auto" if engine == "triton" else engine)
+    gc.collect()
+    gc.disable()
+    try:
+        y, *_ = run(engine, drawn(problem))
+        known = weakref.ref(y)
+        del y, _
+        assert known() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("engine", ["reference", "fused", CPU, "auto"])
+@pytest.mark.parametrize("population", [False, True])
+def test_a_batch_without_sequences_has_empty_results_and_gradients_of_zero(engine, population):
+    scan.set_backend(engine)
+    for run, problem in ((run_lstm, cases.problem), (run_rhn, test_rhn.problem)):
+        nothing = (False,) * 5 if run is run_lstm else dict.fromkeys(test_rhn.OPTIONAL, False)
+        args = drawn(problem, population=population, **({} if population else {"given": nothing}))
+        args |= {k: v.detach()[..., :0, :].requires_grad_() for k, v in args.items() if k in ("x_proj", "h", "c", "s")}
+        y, _, _ = run(engine, args)
+        assert y.shape == (2, 0, 5)
+        y.sum().backward()
+        assert all(v.grad is None or not v.grad.any() for v in args.values() if isinstance(v, Tensor))
+
+
+@needs_compiler
+def test_a_change_of_any_weight_changes_an_evaluation():
+    """`weight.data` has no version, and the memory of a freed weight is used again."""
+    scan.set_backend("cpu")
+    args = {k: v.detach() if isinstance(v, Tensor) else v for k, v in drawn(cases.problem).items()}
+    args["weight_hh"] = torch.randn(20, 5)
+
+    def evaluated() -> Tensor:
+        with torch.no_grad():
+            return run_lstm("cpu", args)[0]
+
+    before = evaluated()
+    for k in range(args["weight_hh"].numel()):
+        args["weight_hh"].data.view(-1)[k] += 0.1
+        after = evaluated()
+        assert not torch.equal(after, before), k
+        before = after
+    args["weight_hh"].data.neg_()  # changes the same bit of all values
+    last = evaluated()
+    assert not torch.equal(last, before)
+    scan.set_backend("reference")
+    assert_near("y", evaluated(), last, 1e-5)
