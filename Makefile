@@ -62,10 +62,10 @@ quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes 
 	$(PYTHON) -m bnrnn.train experiment=quickstart budget=$(BUDGET) device=cpu $(ARGS)
 	@$(PYTHON) scripts/make_tables.py --show quickstart --results outputs
 	@echo "Next: $(VENV)/bin/wandb leet outputs/quickstart/$(BUDGET)/wandb     every curve, in the terminal"
-	@echo "      make data                                       MNIST, Penn Treebank, text8"
-	@echo "      make reproduce-table1 BUDGET=smoke SEEDS=0      does the paper's table run here? (minutes)"
-	@echo "      make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 its first 2,500 updates (hours on two cores)"
-	@echo "      make help                                       everything else"
+	@echo "      make data                                                   MNIST, Penn Treebank, text8"
+	@echo "      make reproduce-table1 BUDGET=smoke SEEDS=0                  does the paper's table run here? (minutes)"
+	@echo "      make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 OUT=outputs its first 2,500 updates (hours on two cores)"
+	@echo "      make help                                                   everything else"
 
 ## Tests of the code
 test: setup  ## run the test suite; needs no GPU and no network
@@ -118,7 +118,7 @@ data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, 
 doctor: setup  ## tell in a minute what works here: engines, GPU, data, programs, disk, locks (DEVICE=auto)
 	$(PYTHON) -m bnrnn.doctor --device $(DEVICE) --out-dir $(OUT)
 
-bench: setup  ## time the layers, nn.LSTM and a Python loop (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
+bench: setup  ## time the layers, nn.LSTM and a Python loop, into results/bench/ (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
 
 kernels: setup  ## compile the Triton kernels for three GPUs, and write what they need into docs/engines.md; needs none
@@ -136,16 +136,16 @@ stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; 
 OFFLINE = PYTHONPATH=.offline:. $(PYTHON3)
 EVIDENCE = -m bnrnn.evidence hours=$(HOURS) device=$(if $(filter auto,$(DEVICE)),cuda,$(DEVICE)) out_dir=evidence $(ARGS)
 
-gpu-evidence:  ## for half an hour with a GPU: doctor, benchmark and the most valuable runs, into evidence/ (HOURS=0.5)
+gpu-evidence: $(if $(wildcard wheels),,setup)  ## with a GPU: doctor, benchmarks and the most valuable runs, into evidence/; default HOURS=1
 	@if [ -d wheels ]; then \
 		$(PYTHON3) -m pip install --quiet --no-index --no-deps --target .offline --upgrade wheels/*.whl && \
 		$(OFFLINE) $(EVIDENCE); \
-	else $(MAKE) setup && $(PYTHON) $(EVIDENCE); fi
+	else $(PYTHON) $(EVIDENCE); fi
 
 wheels: setup  ## download into wheels/ what a machine without a package index needs for gpu-evidence (its Python: 3.12)
 	$(PYTHON) scripts/wheels.py wheels $(if $(PYTHON_VERSION),--python $(PYTHON_VERSION))
 
-campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml) for HOURS=3, JOBS=2 at a time
+campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml); defaults HOURS=1 JOBS=1
 	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) $(if $(PACK),pack=$(PACK)) out_dir=$(OUT) $(ARGS)
 
 status: setup  ## list the campaign's runs and those of submitted sweeps: finished, running and left, and the time left

@@ -40,7 +40,7 @@ LARGEST = 2_000_000  # bytes of the largest compressed checkpoint that should be
 class Options:
     """The command and the options of the command line."""
 
-    command: str = "train"  # train, work, status, pack
+    command: str = "train"  # train, work, status, compress
     hours: float = math.nan
     jobs: int = 1
     file: Path = ROOT / "conf" / "campaign.yaml"

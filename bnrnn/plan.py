@@ -189,7 +189,7 @@ def render(planned: list[Cell], measured: dict[str, Cost]) -> str:
     left = sum(cell.state in ("to do", "begun") for cell in planned)
     device = planned[0].cfg.device
     return (
-        f"{markdown(header, rows)}\n{len(planned) - left} of {len(planned)} cells are done. The other {left} take "
+        f"{markdown(header, rows)}\n{len(planned) - left} of {len(planned)} runs are done. The other {left} take "
         f"{duration(total)} one after the other on this machine (device={device}, "
         f"{planned[0].cfg.num_threads} thread), and at most {memory:.1f} GiB each.\n"
     )

@@ -79,7 +79,7 @@ def _train(
         check_same_config(saved["config"], record, run_dir / CHECKPOINT)
     cfg, device, data, model = build(cfg)
     where = environment(device, cfg.precision)
-    if where["backend"] not in engines_of(model):  # the tanh RNN has only the reference engine
+    if where["backend"] not in engines_of(model):  # `auto` has named an LSTM engine: the tanh RNN runs the reference
         where["backend"] = "reference"
     if group_size() > 1:
         where["pack"] = group_size()
@@ -229,7 +229,7 @@ def main(cfg: DictConfig) -> None:
     excluded = job.job.config.override_dirname.exclude_keys
     overrides = {key: value for key, value in named_overrides(job.overrides.task) if key not in excluded}
     total = os.environ.get("BNRNN_CELLS")
-    title = f"[cell {job.job.num + 1} of {total}]" if total and not OmegaConf.is_missing(job.job, "num") else ""
+    title = f"[run {job.job.num + 1} of {total}]" if total and not OmegaConf.is_missing(job.job, "num") else ""
     run = Run(without_labels(cfg), Path(job.runtime.output_dir), overrides, title)
     if cfg.pack in (None, 1):
         train(*run)

@@ -148,12 +148,13 @@ def stored(**changed):
     } | changed
 
 
-def test_readme_gets_the_range_over_the_tasks_of_one_thread():
+def test_readme_gets_the_range_over_the_layer_sizes_on_one_thread():
     rows = stored()["rows"]
     slower = rows[0] | {"name": "S2, T 16", "ms": {name: [2 * t if name == "cpu" else t for t in times]
                                                    for name, times in rows[0]["ms"].items()}}  # fmt: skip
     text = render_brief(stored(rows=[*rows, slower]))
-    assert text.startswith("At the sizes of 2 tasks, a training step of a batch-normalized LSTM takes 1.10 to 2.20 ")
+    assert text.startswith("For 2 layer sizes from the papers' tasks, with sequences of 16 to 196 steps, ")
+    assert "batch-normalized LSTM takes 1.10 to 2.20 times" in text
     assert "takes 2.10 to 2.10 times as long. (Medians; engine `cpu` on a processor; one thread, float32" in text
 
 

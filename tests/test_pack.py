@@ -245,7 +245,7 @@ def test_a_sweep_trains_in_packs_that_its_lines_name(tmp_path, command):
     output = command("hydra.mode=MULTIRUN", "seed=0,1", "pack=8")
     assert "packs: 2 runs\n" in output
     for seed in range(2):
-        begun = rf"\[cell {seed + 1} of 2, pack 1 of 1\] \S+,model=lstm,seed={seed}: from the start, .*, pack of 2"
+        begun = rf"\[run {seed + 1} of 2, pack 1 of 1\] \S+,model=lstm,seed={seed}: from the start, .*, pack of 2"
         assert re.search(begun, output)
     folders = sorted(path.parent for path in tmp_path.glob("default/*/*/result.json"))
     packed = [Result.read(folder / FILE) for folder in folders]

@@ -54,7 +54,7 @@ def test_done_begun_and_left_cells_are_distinguished(arguments):
     cost = plan.Cost(updates=4, seconds_per_update=10.0, evaluation_seconds=8.0, gib=0.5)
     text = plan.render(planned, {plan._kind(c): cost for c in planned})
     assert "3 of 4 | 10 | 8.0 seconds | 12.0 seconds | 0.5 |" in text
-    assert "1 of 4 cells are done. The other 3 take 108.0 seconds one after the other" in text
+    assert "1 of 4 runs are done. The other 3 take 108.0 seconds one after the other" in text
 
 
 @pytest.mark.parametrize("model", ["lstm", "bn_lstm"])

@@ -114,11 +114,12 @@ def render_brief(result: dict[str, Any]) -> str:
     fastest = [name for name in ENGINES if all(name in row["ms"] for row in rows)][-1]
     medians = {variant: sorted(ratios(row, variant)[1] for row in rows) for variant in (fastest, NAIVE)}
     ranges = {variant: f"{values[0]:.2f} to {values[-1]:.2f}" for variant, values in medians.items()}
+    lengths = sorted(int(row["name"].rpartition("T ")[2]) for row in rows)
     return (
-        f"At the sizes of {len(rows)} tasks, a training step of a batch-normalized LSTM takes {ranges[fastest]} times "
-        f"as long as one of `{NN_LSTM}`, which does not normalize. A plain Python loop over the time steps takes "
-        f"{ranges[NAIVE]} times as long. (Medians; engine `{fastest}` on {result['hardware']}; one thread, "
-        f"{result['precision']}, {result['date']}.)\n"
+        f"For {len(rows)} layer sizes from the papers' tasks, with sequences of {lengths[0]} to {lengths[-1]} steps, a "
+        f"training step of a batch-normalized LSTM takes {ranges[fastest]} times as long as one of `{NN_LSTM}`, which "
+        f"does not normalize. A plain Python loop over the time steps takes {ranges[NAIVE]} times as long. (Medians; "
+        f"engine `{fastest}` on {result['hardware']}; one thread, {result['precision']}, {result['date']}.)\n"
     )
 
 

@@ -54,7 +54,7 @@ class RunLog:
 
     Args:
         run_dir: folder of metrics.jsonl.
-        title: printed before every line, such as "[cell 3 of 12]".
+        title: printed before every line, such as "[run 3 of 12]".
         num_records: number of existing records to keep. Later ones are discarded; the resumed run rewrites them.
         wandb_run: the return value of wandb.init, or None.
         sha256: the checksum of the records to keep (see `sync`); None if the checkpoint is too old to have one.

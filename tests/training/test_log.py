@@ -86,8 +86,8 @@ def test_a_sweep_counts_its_cells_and_skips_the_finished_ones(tmp_path, run_comm
     written = cells[0].stat().st_mtime_ns
     cells[1].unlink()
     output = run_command(*SWEEP, "model=lstm,bn_lstm")
-    assert re.search(r"\[cell 1 of 2\] \S+model=lstm,seed=4: from the start", output)
-    assert re.search(r"\[cell 2 of 2\] \S+model=bn_lstm,seed=4: already finished", output)
+    assert re.search(r"\[run 1 of 2\] \S+model=lstm,seed=4: from the start", output)
+    assert re.search(r"\[run 2 of 2\] \S+model=bn_lstm,seed=4: already finished", output)
     assert cells[0].stat().st_mtime_ns == written
 
 
@@ -145,11 +145,11 @@ def test_records_after_the_checkpoint_are_dropped_and_a_line_cut_off_by_a_kill_i
 
 
 def test_it_is_quiet_where_there_is_no_terminal(tmp_path, capsys):
-    with RunLog(tmp_path, title="[cell 1 of 2]") as log:
+    with RunLog(tmp_path, title="[run 1 of 2]") as log:
         assert list(log.track(range(3), 3, "batches")) == [0, 1, 2]
         log.say("one line")
     captured = capsys.readouterr()
-    assert captured.out == "[cell 1 of 2] one line\n"
+    assert captured.out == "[run 1 of 2] one line\n"
     assert captured.err == ""
 
 
@@ -165,7 +165,7 @@ def test_a_progress_bar_is_shown_in_a_terminal_unless_others_would_fight_for_its
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr(log, "group_size", lambda: runs)
     monkeypatch.setenv("TQDM_DISABLE", variable)
-    with RunLog(tmp_path, "[cell 1 of 2]") as run_log:
+    with RunLog(tmp_path, "[run 1 of 2]") as run_log:
         assert list(run_log.track("abc", 3, "validation")) == ["a", "b", "c"]
-    assert ("[cell 1 of 2] validation:   0%" in screen.getvalue() and "/3" in screen.getvalue()) == shown
+    assert ("[run 1 of 2] validation:   0%" in screen.getvalue() and "/3" in screen.getvalue()) == shown
     assert shown or screen.getvalue() == ""
