@@ -69,6 +69,8 @@ class Outcome:
     @property
     def tendency(self) -> str:
         """Whether the mean effect agrees with the claim; reported where nothing is shown."""
+        if self.mean == self.threshold:
+            return "undecided"
         return "agrees" if self.mean > self.threshold else "disagrees"
 
 

@@ -60,7 +60,8 @@ def test_where_all_have_to_agree_one_that_does_not_is_enough():
     assert Outcome((1.0,) * 9, unanimous=True).verdict == HOLDS
     assert Outcome((1.0,) * 9 + (-1.0,), unanimous=True).verdict == NOT_SHOWN
     assert Outcome((-1.0,) * 3, unanimous=True).verdict == CONTRADICTED
-    assert Outcome((0.0,) * 3, unanimous=True).verdict == NOT_SHOWN
+    tie = Outcome((0.0,) * 3, unanimous=True)
+    assert (tie.verdict, tie.tendency) == (NOT_SHOWN, "undecided")
 
 
 def test_ends_better_knows_which_way_is_better():
