@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, check_size
 from bnrnn.layers.norm import SequenceBatchNorm, check_batch
 from bnrnn.layers.rhn import RHN
 from bnrnn.scan.rhn.reference import RHNStatistics
@@ -34,7 +34,7 @@ class BNRHN(RHN):
         eps: added to each variance. 1e-3 is the default of TensorFlow, the paper's framework.
         statistics, momentum: kind of population statistics; see bnrnn.layers.norm.SequenceBatchNorm.
 
-    Raises BnrnnError for an unknown place.
+    Raises BnrnnError for an unknown place and for a t_max below 1.
     """
 
     def __init__(
@@ -53,6 +53,8 @@ class BNRHN(RHN):
     ) -> None:
         if place not in (None, *PLACES):
             raise BnrnnError(f"place={place!r} is unknown: use None, {', '.join(map(repr, PLACES))}")
+        if place is not None:
+            check_size("t_max", t_max)
         super().__init__(input_size, hidden_size, t_max, depth, coupled, transform_bias)
         H, G, self.bn_x, self.bn_s, self.bn_sum = hidden_size, self.num_gates * hidden_size, None, None, None
         norm = partial(

@@ -7,7 +7,7 @@ Unlike the BN-LSTM, the layer normalizes the sum of the two products, as the cod
 
 from torch import Tensor
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, check_size
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.layers.norm import SequenceBatchNorm, check_batch
 from bnrnn.scan import linear
@@ -32,6 +32,7 @@ class BNRNN(RecurrentLayer):
         momentum: float = 0.1,
     ) -> None:
         super().__init__(input_size, hidden_size)
+        check_size("t_max", t_max)
         self.bn = SequenceBatchNorm(
             hidden_size, t_max, gamma_init, eps, beta=True, statistics=statistics, momentum=momentum
         )

@@ -77,8 +77,6 @@ def single_layer(
 ) -> Callable[..., RecurrentLayer]:
     """The function that builds one layer of one direction of an `LSTM`. Raises BnrnnError for contradictions."""
     input_statistics, statistics = options["input_statistics"], options["statistics"]
-    if input_statistics not in ("frame", "sequence"):
-        raise BnrnnError(f"input_statistics={input_statistics!r} is unknown: use 'frame' or 'sequence'")
     if norm is None:
         if (input_statistics, statistics, gamma_init) != ("frame", "exact", None):
             raise BnrnnError(

@@ -29,6 +29,16 @@ def check_batch(size: int) -> None:
         )
 
 
+def t_max_of_input(input_statistics: str, t_max: int | None) -> int | None:
+    """The t_max for the norm of an input product. Raises BnrnnError if it is missing or `input_statistics` unknown."""
+    if input_statistics not in ("frame", "sequence"):
+        raise BnrnnError(f"input_statistics={input_statistics!r} is unknown: use 'frame' or 'sequence'")
+    if input_statistics == "sequence":
+        return None
+    check_size("t_max", t_max)
+    return t_max
+
+
 class SequenceBatchNorm(nn.Module):
     """Batch normalization over the batch axis, separately at every time step; gamma and beta are shared over time.
 

@@ -26,7 +26,7 @@ class Stack(nn.Module):
     Args:
         layer: builds one layer of one direction from (input_size, hidden_size, t_max=...).
         dropout: probability with which an output of a layer is set to 0 in training, for all layers but the last.
-        t_max: passed to every layer.
+        t_max: passed to every layer; those with statistics per time step need it.
 
     Raises BnrnnError for sizes below 1 and for a dropout outside 0 ... 1.
     """
