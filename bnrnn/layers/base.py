@@ -53,11 +53,16 @@ class RecurrentLayer(nn.Module):
         return f"{self.input_size}, {self.hidden_size}"
 
     def reset_parameters(self) -> None:
-        """Draw weights and biases uniformly from ±1/sqrt(H), as torch.nn.LSTM does. gamma and beta are not changed."""
+        """Draw weights and biases uniformly from ±1/sqrt(H), as torch.nn.LSTM does, and reset the norms."""
         bound = self.hidden_size**-0.5
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith(("weight", "bias")):
                 nn.init.uniform_(parameter, -bound, bound)
+            elif name == "beta_c":
+                nn.init.zeros_(parameter)
+        for module in self.children():
+            if isinstance(module, SequenceBatchNorm):
+                module.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
         """Run the recurrence over x (T, B, I) from the state; see bnrnn.scan."""

@@ -60,6 +60,11 @@ class Stack(nn.Module):
         for single in layers:
             single.checks_finite = False  # the stack checks its own input; a later NaN means that training diverged
 
+    def reset_parameters(self) -> None:
+        """Initialize all layers again, with their norms."""
+        for layer in self.layers:
+            layer.reset_parameters()  # pyright: ignore[reportCallIssue]: a ModuleList forgets its type
+
     def extra_repr(self) -> str:
         options = {name: getattr(self, name) for name in ("num_layers", "bidirectional", "dropout", "t_max")}
         return ", ".join([str(self.input_size), str(self.hidden_size), *(f"{k}={v}" for k, v in options.items() if v)])

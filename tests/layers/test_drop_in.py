@@ -13,6 +13,8 @@ import bnrnn
 from bnrnn import batch_statistics, estimate_population_statistics
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.bn_rhn import BNRHN
+from bnrnn.layers.input_bn_lstm import InputBNLSTM
+from bnrnn.layers.lstm import LSTM
 from bnrnn.layers.rhn import RHN
 from tests.helpers import assert_near, forked, without_shape_checks
 
@@ -45,6 +47,32 @@ def test_initialization_by_name_reaches_the_weights():
     assert not torch.allclose(lstm(x)[0], before)
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):  # what would be lost is refused
         lstm.bias_hh_l0.data[H : 2 * H].fill_(1)
+
+
+@pytest.mark.parametrize("statistics", ["exact", "running"])
+def test_reset_parameters_leaves_nothing_of_an_earlier_training(statistics):
+    def make(device: str) -> bnrnn.LSTM:
+        return bnrnn.LSTM(I, H, 2, norm="batch", t_max=T, statistics=statistics, gamma_init=0.3, device=device)
+
+    torch.manual_seed(1)
+    new = make("cpu").state_dict()
+    trained, unfilled = make("cpu"), make("meta").to_empty(device="cpu")
+    trained(torch.randn(T, B, I))
+    for value in (*trained.parameters(), *unfilled.state_dict().values()):
+        value.data.fill_(7)
+    for lstm in (trained, unfilled):
+        torch.manual_seed(1)
+        lstm.reset_parameters()
+        for name, value in lstm.state_dict().items():
+            torch.testing.assert_close(value, new[name], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("layer", [LSTM, InputBNLSTM])
+def test_the_shift_of_the_cell_is_reset_too(layer):
+    single = layer(I, H, t_max=T, cell_bias=True)
+    nn.init.ones_(single.beta_c)
+    single.reset_parameters()
+    assert not single.beta_c.any()
 
 
 @pytest.mark.parametrize("options", SHAPES)
