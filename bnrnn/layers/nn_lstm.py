@@ -83,7 +83,7 @@ def single_layer(
                 "input_statistics, statistics and gamma_init need a normalization: set norm, or leave them out"
             )
         return partial(PlainLSTM, bias=bias)
-    if norm not in NORMS:
+    if norm not in list(NORMS):
         raise BnrnnError(f"norm={norm!r} is unknown: use None, {', '.join(map(repr, NORMS))}")
     if t_max is None and (norm, input_statistics) != ("input_batch", "sequence"):
         raise BnrnnError(

@@ -10,9 +10,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from bnrnn.errors import BnrnnError, check_size
+from bnrnn.errors import BnrnnError, check_number, check_size
 from bnrnn.layers import nn_lstm
-from bnrnn.layers.base import RecurrentLayer, State, check_type, check_values
+from bnrnn.layers.base import RecurrentLayer, State, check_shape, check_state, check_type, check_values
 from bnrnn.scan.transfer import to_device
 
 
@@ -46,8 +46,7 @@ class Stack(nn.Module):
         super().__init__()
         for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
             check_size(name, size)
-        if not 0 <= dropout <= 1:
-            raise BnrnnError(f"dropout, the probability of setting an output to 0, must be in 0 ... 1, got {dropout}")
+        check_number("dropout", dropout, low=0.0, high=1.0)
         if dropout and num_layers == 1:
             warnings.warn("dropout has no effect: it acts between layers, and num_layers is 1", stacklevel=3)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
@@ -87,35 +86,32 @@ class Stack(nn.Module):
 
         Raises BnrnnError if the state or lengths do not match x, and for t_start in a bidirectional stack.
         """
-        check_type(x)
+        check_shape(x, self.input_size, type(self).__name__)
         if t_start and self.bidirectional:
             raise BnrnnError(f"t_start={t_start}: a bidirectional stack needs the whole sequence at once")
-        if state is None:
-            like = x if x.is_floating_point() else next(self.parameters())
-            state = tuple(like.new_zeros(len(self.layers), x.shape[1], self.hidden_size) for _ in self.state_names)
         self._check_state(state, x.shape[1])
         lengths = None if lengths is None else _checked_lengths(lengths, *x.shape[:2])
         if lengths is None or lengths.min() == len(x):
             self._check_values(x)
             return self._run(x, state, t_start, None)
-        padding = to_device(torch.arange(len(x))[:, None] >= lengths, x.device)  # (T, B)
+        padding = to_device(torch.arange(len(x), device=lengths.device)[:, None] >= lengths, x.device)  # (T, B)
         order = lengths.argsort(descending=True, stable=True)
         lengths = lengths[order]
         given, back = to_device(order, x.device), to_device(order.argsort(), x.device)
         # Clear the padding: the gradients of the weights would otherwise include 0 times a NaN there.
         x = x.masked_fill(padding if x.dim() == 2 else padding[..., None], 0)
         self._check_values(x)
-        state = tuple(s.index_select(1, given) for s in state)
+        state = state and tuple(s.index_select(1, given) for s in state)
         y, state = self._run(x[: int(lengths[0])].index_select(1, given), state, t_start, lengths)
         y = F.pad(y.index_select(1, back), (0, 0, 0, 0, 0, len(x) - len(y)))
         return y.masked_fill(padding[..., None], 0), tuple(s.index_select(1, back) for s in state)
 
-    def _run(self, x: Tensor, state: State, t_start: int, lengths: Tensor | None) -> tuple[Tensor, State]:
+    def _run(self, x: Tensor, state: State | None, t_start: int, lengths: Tensor | None) -> tuple[Tensor, State]:
         """Run all layers. lengths must begin with T and never increase. y is undefined in the padding."""
         if lengths is None or lengths[-1] == len(x):
             lengths = batch_sizes = None  # no padding: the result is the same, and faster
         else:
-            batch_sizes = (lengths > torch.arange(len(x))[:, None]).sum(1).tolist()
+            batch_sizes = (lengths > torch.arange(len(x), device=lengths.device)[:, None]).sum(1).tolist()
             lengths = to_device(lengths, x.device)
         states = []
         for n in range(self.num_layers):
@@ -123,7 +119,7 @@ class Stack(nn.Module):
             for d in range(self.num_directions):
                 k = len(states)
                 y, last = self.layers[k](
-                    reverse(x, lengths) if d else x, tuple(s[k] for s in state), t_start, batch_sizes
+                    reverse(x, lengths) if d else x, state and tuple(s[k] for s in state), t_start, batch_sizes
                 )
                 ys.append(reverse(y, lengths) if d else y)
                 states.append(last)
@@ -136,11 +132,9 @@ class Stack(nn.Module):
         if self.checks_finite:
             check_values(x, self.input_size)
 
-    def _check_state(self, state: State, *batch_size: int) -> None:
-        expected, found = (len(self.layers), *batch_size, self.hidden_size), [s.shape for s in state]
-        if found != [expected] * len(self.state_names):
-            names, found = ", ".join(self.state_names), [tuple(shape) for shape in found]
-            raise BnrnnError(f"the state must be ({names}), each of shape {expected}; got shapes {found}")
+    def _check_state(self, state: State | None, *batch_size: int) -> None:
+        if state is not None:
+            check_state(state, self.state_names, (len(self.layers), *batch_size, self.hidden_size))
 
 
 def reverse(x: Shaped[Tensor, "T B *F"], lengths: Int[Tensor, " B"] | None = None) -> Shaped[Tensor, "T B *F"]:
@@ -154,11 +148,14 @@ def reverse(x: Shaped[Tensor, "T B *F"], lengths: Int[Tensor, " B"] | None = Non
 
 def _checked_lengths(lengths: Tensor | list[int], T: int, B: int) -> Int[Tensor, " B"]:
     """Move lengths to the CPU. Raise BnrnnError unless they are B integers between 1 and T."""
-    found = torch.as_tensor(lengths).cpu()
-    if found.is_floating_point() or found.shape != (B,) or B == 0 or found.min() < 1 or found.max() > T:
-        raise BnrnnError(
-            f"lengths must be {B} integers between 1 and {T}, one per sequence; got {found.tolist()} ({found.dtype})"
-        )
+    expected = f"lengths must be {B} integers between 1 and {T}, one per sequence; got "
+    try:
+        found = torch.as_tensor(lengths, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BnrnnError(f"{expected}{lengths!r}") from error
+    integers = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
+    if not integers or found.shape != (B,) or B == 0 or found.min() < 1 or found.max() > T:
+        raise BnrnnError(f"{expected}{found.tolist()} ({found.dtype})")
     return found.long()
 
 
@@ -241,6 +238,12 @@ class LSTM(Stack):
 
         Raises BnrnnError for wrong shapes, and in the cases that Stack and its layers list.
         """
+        values = input.data if isinstance(input, PackedSequence) else input
+        check_type(values, "input")
+        if not values.is_floating_point():
+            raise BnrnnError(
+                f"input must be floating point as nn.LSTM's, got {values.dtype}: ids go through an nn.Embedding"
+            )
         if isinstance(input, PackedSequence):
             if lengths is not None or t_start:
                 raise BnrnnError(
@@ -248,11 +251,6 @@ class LSTM(Stack):
                     "step 0: pass a padded tensor"
                 )
             return self._forward_packed(input, hx)
-        check_type(input, "input")
-        if not input.is_floating_point():
-            raise BnrnnError(
-                f"input must be floating point as nn.LSTM's, got {input.dtype}: ids go through an nn.Embedding"
-            )
         if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
             batched = "(B, T, I)" if self.batch_first else "(T, B, I)"
             raise BnrnnError(
@@ -275,11 +273,8 @@ class LSTM(Stack):
             raise BnrnnError(f"LSTM expects packed frames (N, {self.input_size}), got shape {tuple(data.shape)}")
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))  # without its indices: longest first
         check_values(x if back is None else x.index_select(1, back), self.input_size)
-        if hx is None:
-            state = tuple(x.new_zeros(len(self.layers), x.shape[1], self.hidden_size) for _ in self.state_names)
-        else:
-            self._check_state(hx, x.shape[1])
-            state = hx if order is None else tuple(s.index_select(1, order) for s in hx)
+        self._check_state(hx, x.shape[1])
+        state = hx if hx is None or order is None else tuple(s.index_select(1, order) for s in hx)
         y, state = self._run(x, state, 0, lengths)
         y = PackedSequence(pack_padded_sequence(y, lengths).data, batch_sizes, order, back)
         return y, state if back is None else tuple(s.index_select(1, back) for s in state)

@@ -1,21 +1,25 @@
 """bnrnn.LSTM in programs that were written for torch.nn.LSTM: names, state_dicts, what they print and get wrong."""
 
 import math
+from collections.abc import Callable
 
 import numpy
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import bnrnn
 from bnrnn import batch_statistics, estimate_population_statistics
 from bnrnn.errors import BnrnnError
+from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.bn_rhn import BNRHN
+from bnrnn.layers.bn_rnn import BNRNN
 from bnrnn.layers.input_bn_lstm import InputBNLSTM
 from bnrnn.layers.lstm import LSTM
 from bnrnn.layers.rhn import RHN
+from bnrnn.layers.stack import Stack
 from tests.helpers import assert_near, forked, without_shape_checks
 
 T, B, I, H = 4, 6, 3, 5
@@ -127,6 +131,10 @@ def test_a_layer_says_what_it_is():
             lambda: bnrnn.LSTM(I, H)(torch.zeros(T, B, I).double()),
             r"x is torch.float64 and the weights are",
         ),
+        (lambda: bnrnn.LSTM(I, H, 2, dropout="0.5"), "dropout must be a finite number from 0.0 to 1.0, got '0.5'"),
+        (lambda: bnrnn.LSTM(I, H, norm=["batch"]), r"norm=\['batch'\] is unknown: use None, 'batch'"),
+        (lambda: run_packed(lambda x: x.long()), "input must be floating point .* got torch.int64"),
+        (lambda: run_packed(lambda x: x.to(torch.complex64)), "input must be floating point, .* got torch.complex64"),
         (lambda: RHN(I, H)([1.0]), "x must be a torch.Tensor, got builtins.list"),
         (lambda: RHN(I, H)(torch.zeros(T, B, I).bool()), r"x must be floating point, or integers .* got torch.bool"),
     ],
@@ -134,6 +142,62 @@ def test_a_layer_says_what_it_is():
 def test_wrong_types_are_named(make, message):
     with without_shape_checks(), pytest.raises(BnrnnError, match=message):
         make()
+
+
+def run_packed(change: Callable[[Tensor], Tensor]) -> None:
+    x = pack_sequence([torch.randn(T, I)])
+    bnrnn.LSTM(I, H)(x._replace(data=change(x.data)))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Stack(BNLSTM, I, H, t_max=T), lambda: BNLSTM(I, H, T), lambda: BNRNN(I, H, T)]
+)
+@pytest.mark.parametrize("x", [torch.zeros(T, B, I).long(), torch.zeros(I), torch.zeros(I).long(), torch.zeros(T, I)])
+def test_input_of_a_wrong_shape_is_named(make, x):
+    message = rf"floating-point x of shape \(T, B, 3\), or ids \(T, B\) as integers: got .*{x.dtype}"
+    with without_shape_checks(), pytest.raises(BnrnnError, match=message):
+        make()(x)
+
+
+H_0 = torch.zeros(1, B, H)
+
+
+@pytest.mark.parametrize(
+    ("make", "state", "message"),
+    [
+        (lambda: bnrnn.LSTM(I, H), (H_0, None), r"h and c, each of shape \(1, 6, 5\); got shapes .* 'NoneType'\]"),
+        (lambda: bnrnn.LSTM(I, H), 7, "the state must be a tuple of h and c, .* got int"),
+        (lambda: BNLSTM(I, H, T), H_0[0], r"a tuple of h and c, each of shape \(6, 5\); got Tensor"),
+        (lambda: BNRNN(I, H, T), (H_0[0, :1],), r"a tuple of h, each of shape \(6, 5\); got shapes \[\(1, 5\)\]"),
+    ],
+)
+def test_a_wrong_state_is_named(make, state, message):
+    with without_shape_checks(), pytest.raises(BnrnnError, match=message):
+        make()(torch.randn(T, B, I), state)
+
+
+@pytest.mark.parametrize("lengths", [[None] * B, "abc", [[1], 2], [1j] * B, [True] * B])
+def test_lengths_of_a_wrong_type_are_named(lengths):
+    with without_shape_checks(), pytest.raises(BnrnnError, match="lengths must be 6 integers between 1 and 4"):
+        bnrnn.LSTM(I, H)(torch.randn(T, B, I), lengths=lengths)
+
+
+@pytest.mark.parametrize(("t_start", "message"), [(-1, "at least 0, got -1"), (1.5, "an integer, got 1.5")])
+@pytest.mark.parametrize("norm", [None, "batch"])
+def test_a_wrong_t_start_is_named(norm, t_start, message):
+    with without_shape_checks(), pytest.raises(BnrnnError, match=f"t_start must be {message}"):
+        bnrnn.LSTM(I, H, norm=norm, t_max=T, statistics="running" if norm else "exact").eval()(
+            torch.randn(T, B, I), t_start=t_start
+        )
+
+
+def test_another_default_device_changes_nothing():
+    lstm, x, lengths = bnrnn.LSTM(I, H, bidirectional=True), torch.randn(T, B, I), [4, 1, 3, 4, 2, 2]
+    packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+    y, out = lstm(x, lengths=lengths)[0], lstm(packed)[0]
+    with torch.device("meta"):
+        assert torch.equal(lstm(x, lengths=lengths)[0], y)
+        assert torch.equal(lstm(packed)[0].data, out.data)
 
 
 def loader(n: int, batch_size: int) -> DataLoader:
