@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError, check_size
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.layers.norm import SequenceBatchNorm, check_batch, t_max_of_input
+from bnrnn.layers.norm import SequenceBatchNorm, check_batch, check_modes, t_max_of_input
 from bnrnn.scan import lstm_scan
 from bnrnn.scan.lstm.reference import Statistics
 
@@ -79,6 +79,7 @@ class BNLSTM(RecurrentLayer):
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
         h, c = state
+        check_modes(self.bn_ih, self.bn_hh, self.bn_c)
         of_hh, of_c = (norm.population(t_start, len(x)) for norm in (self.bn_hh, self.bn_c))
         if of_hh is None or of_c is None:
             check_batch(x.shape[1])

@@ -29,6 +29,12 @@ def check_batch(size: int) -> None:
         )
 
 
+def check_modes(*norms: "SequenceBatchNorm | None") -> None:
+    """Raise BnrnnError if some norms of a scan use the statistics of the batch and others those of the population."""
+    if len({norm.uses_batch for norm in norms if norm is not None and not norm.over_time}) > 1:
+        raise BnrnnError("some norms of a layer are in training and some in evaluation: call layer.train() or .eval()")
+
+
 def t_max_of_input(input_statistics: str, t_max: int | None) -> int | None:
     """The t_max for the norm of an input product. Raises BnrnnError if it is missing or `input_statistics` unknown."""
     if input_statistics not in ("frame", "sequence"):

@@ -122,6 +122,17 @@ def test_a_layer_without_statistics_per_step_needs_no_t_max():
             assert Stack(layer, 3, 4)(torch.randn(5, 2, 3))[0].isfinite().all()
 
 
+@pytest.mark.parametrize(("layer", "name"), [(BNLSTM, "bn_c"), (BNLSTM, "bn_ih"), (BNRHN, "bn_x"), (BNRHN, "bn_s")])
+def test_norms_of_a_layer_in_different_modes_are_an_error(layer, name):
+    model, x = layer(3, 4, 5, statistics="running"), torch.randn(5, 2, 3)
+    model.eval().get_submodule(name).train()
+    with pytest.raises(BnrnnError, match=r"some norms of a layer are in training .*: call layer.train\(\) or .eval"):
+        model(x)
+    over_time = BNLSTM(3, 4, 5, input_statistics="sequence", statistics="running").eval()
+    over_time.bn_ih.train()  # it is applied before the scan, so that it may have a mode of its own
+    assert over_time(x)[0].isfinite().all()
+
+
 @pytest.mark.parametrize("layer", [BNLSTM, InputBNLSTM])
 def test_unknown_input_statistics_of_a_layer_are_named(layer):
     with without_shape_checks(), pytest.raises(BnrnnError, match="input_statistics='frames' is unknown: use 'frame'"):
