@@ -150,6 +150,19 @@ def check_state(state: Any, names: tuple[str, ...], shape: tuple[int, ...]) -> N
     raise BnrnnError(f"the state must be a tuple of {' and '.join(names)}, each of shape {shape}; got {found}")
 
 
+def checked_lengths(lengths: Tensor | list[int], T: int, B: int) -> Int[Tensor, " B"]:
+    """Move lengths to the CPU. Raise BnrnnError unless they are B integers between 1 and T."""
+    expected = f"lengths must be {B} integers between 1 and {T}, one per sequence; got "
+    try:
+        found = torch.as_tensor(lengths, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BnrnnError(f"{expected}{lengths!r}") from error
+    integers = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
+    if not integers or found.shape != (B,) or B == 0 or found.min() < 1 or found.max() > T:
+        raise BnrnnError(f"{expected}{found.tolist()} ({found.dtype})")
+    return found.long()
+
+
 def check_values(x: Float[Tensor, "T B I"] | Int[Tensor, "T B"], input_size: int) -> None:
     """Raise BnrnnError with the position of the first NaN or infinity, or of the first id outside 0 ... I - 1.
 

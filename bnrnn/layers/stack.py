@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from bnrnn.errors import BnrnnError, check_number, check_size
 from bnrnn.layers import nn_lstm
-from bnrnn.layers.base import RecurrentLayer, State, check_shape, check_state, check_type, check_values
+from bnrnn.layers.base import RecurrentLayer, State, check_shape, check_state, check_type, check_values, checked_lengths
 from bnrnn.scan.transfer import to_device
 
 
@@ -90,7 +90,7 @@ class Stack(nn.Module):
         if t_start and self.bidirectional:
             raise BnrnnError(f"t_start={t_start}: a bidirectional stack needs the whole sequence at once")
         self._check_state(state, x.shape[1])
-        lengths = None if lengths is None else _checked_lengths(lengths, *x.shape[:2])
+        lengths = None if lengths is None else checked_lengths(lengths, *x.shape[:2])
         if lengths is None or lengths.min() == len(x):
             self._check_values(x)
             return self._run(x, state, t_start, None)
@@ -146,19 +146,6 @@ def reverse(x: Shaped[Tensor, "T B *F"], lengths: Int[Tensor, " B"] | None = Non
     return x.gather(0, (source if x.dim() == 2 else source[..., None]).expand_as(x))
 
 
-def _checked_lengths(lengths: Tensor | list[int], T: int, B: int) -> Int[Tensor, " B"]:
-    """Move lengths to the CPU. Raise BnrnnError unless they are B integers between 1 and T."""
-    expected = f"lengths must be {B} integers between 1 and {T}, one per sequence; got "
-    try:
-        found = torch.as_tensor(lengths, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BnrnnError(f"{expected}{lengths!r}") from error
-    integers = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
-    if not integers or found.shape != (B,) or B == 0 or found.min() < 1 or found.max() > T:
-        raise BnrnnError(f"{expected}{found.tolist()} ({found.dtype})")
-    return found.long()
-
-
 class LSTM(Stack):
     """torch.nn.LSTM with optional normalization. Arguments, shapes and order of the states are those of nn.LSTM.
 
@@ -184,7 +171,7 @@ class LSTM(Stack):
         gamma_init: initial gamma. None uses the one of the paper: 0.1 for "batch", 1 for "input_batch".
         statistics: of the population, for evaluation. "exact": `estimate_population_statistics` computes them after
             training; "running": they are averaged during training, so that `eval()` works at any time.
-        momentum: weight of the newest batch in running statistics, as in torch.nn.BatchNorm1d.
+        momentum: weight of the newest batch in running statistics, as in torch.nn.BatchNorm1d; otherwise ignored.
 
     Raises BnrnnError for arguments that contradict each other.
     """
@@ -216,7 +203,7 @@ class LSTM(Stack):
         if t_max is None:
             t_max = 1  # there are no statistics per time step, so the value does not matter
         super().__init__(layer, input_size, hidden_size, num_layers, bidirectional, dropout, t_max)
-        self.bias, self.batch_first, self.norm = bias, batch_first, norm
+        self.bias, self.batch_first, self.proj_size, self.norm = bias, batch_first, proj_size, norm
         self.register_load_state_dict_pre_hook(nn_lstm.rename_from)
         self.register_state_dict_post_hook(nn_lstm.rename_to)
         self.to(device=device, dtype=dtype)
@@ -286,11 +273,16 @@ class LSTM(Stack):
 
     def __getattr__(self, name: str) -> Any:
         """Parameters by nn.LSTM's names, such as weight_hh_l0, too. `bias_hh_l0` is 0: there is one bias here."""
-        if name.startswith(("weight_ih_l", "weight_hh_l", "bias_ih_l", "bias_hh_l")):
+        if name.startswith(nn_lstm.NAMES):
             for of_layer in nn_lstm.parameters(self):
                 if name in of_layer:
                     return of_layer[name]
         return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith(nn_lstm.NAMES):
+            nn_lstm.refuse_to_set(self, name)
+        super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", norm={self.norm!r}" if self.norm else "")

@@ -53,6 +53,40 @@ def test_initialization_by_name_reaches_the_weights():
         lstm.bias_hh_l0.data[H : 2 * H].fill_(1)
 
 
+@pytest.mark.parametrize("value", [torch.zeros(4 * H, H), nn.Parameter(torch.zeros(4 * H, H))])
+def test_a_weight_cannot_be_hidden_by_an_attribute_of_its_name(value):
+    lstm = bnrnn.LSTM(I, H, 2, bidirectional=True)
+    with pytest.raises(BnrnnError, match=r"weight_hh_l1_reverse cannot be set: set layers\[3\].weight_hh to an nn"):
+        lstm.weight_hh_l1_reverse = value
+    with pytest.raises(BnrnnError, match=r"bias_hh_l0 cannot be set: set layers\[0\].bias to an nn"):
+        lstm.bias_hh_l0 = value
+    lstm.layers[3].weight_hh = nn.Parameter(value)
+    assert not lstm.weight_hh_l1_reverse.any()
+
+
+def test_weight_norm_takes_a_layer_and_its_own_name_of_a_weight():
+    lstm, x = bnrnn.LSTM(I, H, norm="batch", t_max=T), torch.randn(T, B, I)
+    y = lstm(x)[0]
+    nn.utils.parametrizations.weight_norm(lstm.layers[0], "weight_hh")
+    assert_near("y", y, lstm(x)[0])
+    assert lstm.layers[0].parametrizations.weight_hh.original0.shape == (4 * H, 1)
+
+
+def test_it_has_the_options_of_nn_lstm_as_attributes():
+    ours, theirs = bnrnn.LSTM(I, H, 2, dropout=0.5), nn.LSTM(I, H, 2, dropout=0.5)
+    for name in (
+        "input_size",
+        "hidden_size",
+        "num_layers",
+        "bias",
+        "batch_first",
+        "dropout",
+        "bidirectional",
+        "proj_size",
+    ):
+        assert getattr(ours, name) == getattr(theirs, name)
+
+
 @pytest.mark.parametrize("statistics", ["exact", "running"])
 def test_reset_parameters_leaves_nothing_of_an_earlier_training(statistics):
     def make(device: str) -> bnrnn.LSTM:
