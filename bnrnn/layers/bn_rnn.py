@@ -15,7 +15,10 @@ from bnrnn.scan.rnn import rnn_scan
 
 
 class BNRNN(RecurrentLayer):
-    """`y, (h,) = BNRNN(input_size, hidden_size, t_max)(x, state=None)`; arguments as BNLSTM."""
+    """`y, (h,) = BNRNN(input_size, hidden_size, t_max)(x, state=None)`.
+
+    `t_max`, `gamma_init`, `eps`, `statistics` and `momentum` as in BNLSTM.
+    """
 
     num_gates = 1
     state_names = ("h",)

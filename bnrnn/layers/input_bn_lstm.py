@@ -18,13 +18,14 @@ from bnrnn.scan.lstm.reference import Statistics
 
 
 class InputBNLSTM(RecurrentLayer):
-    """`y, (h, c) = InputBNLSTM(input_size, hidden_size, t_max)(x, state=None)`; arguments as BNLSTM.
+    """`y, (h, c) = InputBNLSTM(input_size, hidden_size, t_max)(x, state=None)`.
 
     Args:
         t_max: length of the training sequences; input_statistics="sequence" needs none.
         gamma_init: initial γ. The paper gives no value; 1 is the one of Ioffe and Szegedy 2015.
         cell_bias: whether the cell output has a trainable shift β_c, as in LSTM.
         input_statistics: "frame" or "sequence", see above.
+        eps, statistics, momentum: as in BNLSTM.
     """
 
     num_gates = 4
