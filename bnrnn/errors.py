@@ -63,12 +63,12 @@ def report_errors(main: Callable[[], None], *also: type[Exception]) -> None:
         sys.exit(f"error: {cause}")
 
 
-def check_size(name: str, value: Any) -> None:
-    """Raise BnrnnError unless value is an integer of at least 1."""
+def check_size(name: str, value: Any, at_least: int = 1) -> None:
+    """Raise BnrnnError unless value is an integer of at least 1, or of another limit."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise BnrnnError(f"{name} must be an integer, got {value!r}")
-    if int(value) < 1:
-        raise BnrnnError(f"{name} must be at least 1, got {value}")
+    if int(value) < at_least:
+        raise BnrnnError(f"{name} must be at least {at_least}, got {value}")
 
 
 def check_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> None:

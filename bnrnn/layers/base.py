@@ -53,11 +53,16 @@ class RecurrentLayer(nn.Module):
         return f"{self.input_size}, {self.hidden_size}"
 
     def reset_parameters(self) -> None:
-        """Draw weights and biases uniformly from ±1/sqrt(H), as torch.nn.LSTM does. gamma and beta are not changed."""
+        """Draw weights and biases uniformly from ±1/sqrt(H), as torch.nn.LSTM does, and reset the norms."""
         bound = self.hidden_size**-0.5
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith(("weight", "bias")):
                 nn.init.uniform_(parameter, -bound, bound)
+            elif name == "beta_c":
+                nn.init.zeros_(parameter)
+        for module in self.children():
+            if isinstance(module, SequenceBatchNorm):
+                module.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
         """Run the recurrence over x (T, B, I) from the state; see bnrnn.scan."""
@@ -72,13 +77,16 @@ class RecurrentLayer(nn.Module):
     ) -> tuple[Float[Tensor, "T B H"], State]:
         """Run the layer over x.
 
-        Raises BnrnnError for an empty sequence, a wrong input size, wrong batch_sizes and, on a CPU, for a NaN or
-        infinity in x and for an id outside 0 ... I - 1.
+        Raises BnrnnError for an empty sequence, a wrong input size, a state of other shapes, a negative t_start, wrong
+        batch_sizes and, on a CPU, for a NaN or infinity in x and for an id outside 0 ... I - 1.
         """
-        self._check(x, batch_sizes)
+        self._check(x, t_start, batch_sizes)
+        shape = x.shape[1], self.hidden_size
         if state is None:
-            like = x if x.is_floating_point() else self.weight_hh
-            state = tuple(like.new_zeros(x.shape[1], self.hidden_size) for _ in self.state_names)
+            dtype = torch.promote_types(x.dtype, self.weight_hh.dtype)  # under autocast, x may have a lower precision
+            state = tuple(x.new_zeros(shape, dtype=dtype) for _ in self.state_names)
+        else:
+            check_state(state, self.state_names, shape)
         if torch.is_grad_enabled() or traced() or len(x) * x.shape[1] * len(self.weight_ih) <= MAX_PRODUCT_SIZE:
             return self.scan(x, state, t_start, batch_sizes)
         norms = [module for module in self.children() if isinstance(module, SequenceBatchNorm)]
@@ -92,12 +100,10 @@ class RecurrentLayer(nn.Module):
             ys.append(y)
         return (ys[0] if len(ys) == 1 else torch.cat(ys)), state
 
-    def _check(self, x: Tensor, batch_sizes: list[int] | None) -> None:
-        check_type(x)
-        if x.is_floating_point() and (x.dim() != 3 or x.shape[2] != self.input_size):
-            raise BnrnnError(
-                f"{type(self).__name__} expects x of shape (T, B, {self.input_size}), got {tuple(x.shape)}"
-            )
+    def _check(self, x: Tensor, t_start: int, batch_sizes: list[int] | None) -> None:
+        check_shape(x, self.input_size, type(self).__name__)
+        if not traced():  # there it may be symbolic
+            check_size("t_start", t_start, at_least=0)
         of_weights = self.weight_ih.dtype
         if x.is_floating_point() and x.dtype != of_weights and not torch.is_autocast_enabled(x.device.type):
             raise BnrnnError(f"x is {x.dtype} and the weights are {of_weights}: convert one, x.to({of_weights})")
@@ -120,6 +126,41 @@ def check_type(x: Any, name: str = "x") -> None:
         raise BnrnnError(f"{name} must be a torch.Tensor, got {type(x).__module__}.{type(x).__name__}")
     if x.is_complex() or x.dtype == torch.bool:
         raise BnrnnError(f"{name} must be floating point, or integers that are ids, got {x.dtype}")
+
+
+def check_shape(x: Any, input_size: int, of: str) -> None:
+    """Raise BnrnnError unless x is floating point and (T, B, I), or ids (T, B). `of` names the layer."""
+    check_type(x)
+    floating = x.is_floating_point()
+    if x.dim() != (3 if floating else 2) or (floating and x.shape[2] != input_size):
+        raise BnrnnError(
+            f"{of} expects floating-point x of shape (T, B, {input_size}), or ids (T, B) as integers: got shape "
+            f"{tuple(x.shape)} of {x.dtype}"
+        )
+
+
+def check_state(state: Any, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    """Raise BnrnnError unless the state is a tuple of tensors of this shape, one for each name."""
+    found = type(state).__name__
+    if isinstance(state, (tuple, list)):
+        shapes = [tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__ for s in state]
+        if shapes == [shape] * len(names):
+            return
+        found = f"shapes {shapes}"
+    raise BnrnnError(f"the state must be a tuple of {' and '.join(names)}, each of shape {shape}; got {found}")
+
+
+def checked_lengths(lengths: Tensor | list[int], T: int, B: int) -> Int[Tensor, " B"]:
+    """Move lengths to the CPU. Raise BnrnnError unless they are B integers between 1 and T."""
+    expected = f"lengths must be {B} integers between 1 and {T}, one per sequence; got "
+    try:
+        found = torch.as_tensor(lengths, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BnrnnError(f"{expected}{lengths!r}") from error
+    integers = not (found.is_floating_point() or found.is_complex() or found.dtype == torch.bool)
+    if not integers or found.shape != (B,) or B == 0 or found.min() < 1 or found.max() > T:
+        raise BnrnnError(f"{expected}{found.tolist()} ({found.dtype})")
+    return found.long()
 
 
 def check_values(x: Float[Tensor, "T B I"] | Int[Tensor, "T B"], input_size: int) -> None:

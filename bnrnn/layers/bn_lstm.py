@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, check_size
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.layers.norm import SequenceBatchNorm, check_batch
+from bnrnn.layers.norm import SequenceBatchNorm, check_batch, check_modes, t_max_of_input
 from bnrnn.scan import lstm_scan
 from bnrnn.scan.lstm.reference import Statistics
 
@@ -42,7 +42,8 @@ class BNLSTM(RecurrentLayer):
             keep, as in the code released for section 5.4. By default they do not count.
         statistics, momentum: kind of population statistics; see bnrnn.layers.norm.SequenceBatchNorm.
 
-    Raises BnrnnError for input_eps with input_statistics="frame", and in training for a batch of one sequence.
+    Raises BnrnnError for a t_max below 1, unknown input_statistics, input_eps with input_statistics="frame", and in
+    training for a batch of one sequence.
     """
 
     num_gates = 4
@@ -68,7 +69,8 @@ class BNLSTM(RecurrentLayer):
         super().__init__(input_size, hidden_size)
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size)) if bias else None
         self.ended_count = ended_count
-        over = t_max if input_statistics == "frame" else None
+        check_size("t_max", t_max)
+        over = t_max_of_input(input_statistics, t_max)
         norm = partial(SequenceBatchNorm, statistics=statistics, momentum=momentum)
         self.bn_ih = norm(4 * hidden_size, over, gamma_init, eps if input_eps is None else input_eps)
         self.bn_hh = norm(4 * hidden_size, t_max, gamma_init, eps)
@@ -77,6 +79,7 @@ class BNLSTM(RecurrentLayer):
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
         h, c = state
+        check_modes(self.bn_ih, self.bn_hh, self.bn_c)
         of_hh, of_c = (norm.population(t_start, len(x)) for norm in (self.bn_hh, self.bn_c))
         if of_hh is None or of_c is None:
             check_batch(x.shape[1])

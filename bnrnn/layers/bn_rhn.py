@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from bnrnn.errors import BnrnnError
-from bnrnn.layers.norm import SequenceBatchNorm, check_batch
+from bnrnn.errors import BnrnnError, check_size
+from bnrnn.layers.norm import SequenceBatchNorm, check_batch, check_modes
 from bnrnn.layers.rhn import RHN
 from bnrnn.scan.rhn.reference import RHNStatistics
 
@@ -29,12 +29,12 @@ class BNRHN(RHN):
     Args:
         t_max: length of the training sequences. Evaluation uses the statistics of the last of these steps for all later
             steps.
-        place: where to normalize, one of `PLACES`; None turns normalization off.
+        place: where to normalize, one of `PLACES`, by default the first; None turns normalization off.
         gamma_init: initial gamma. The paper gives no value; 1 is the one of Ioffe and Szegedy 2015.
         eps: added to each variance. 1e-3 is the default of TensorFlow, the paper's framework.
         statistics, momentum: kind of population statistics; see bnrnn.layers.norm.SequenceBatchNorm.
 
-    Raises BnrnnError for an unknown place.
+    Raises BnrnnError for an unknown place and for a t_max below 1.
     """
 
     def __init__(
@@ -53,6 +53,8 @@ class BNRHN(RHN):
     ) -> None:
         if place not in (None, *PLACES):
             raise BnrnnError(f"place={place!r} is unknown: use None, {', '.join(map(repr, PLACES))}")
+        if place is not None:
+            check_size("t_max", t_max)
         super().__init__(input_size, hidden_size, t_max, depth, coupled, transform_bias)
         H, G, self.bn_x, self.bn_s, self.bn_sum = hidden_size, self.num_gates * hidden_size, None, None, None
         norm = partial(
@@ -66,6 +68,7 @@ class BNRHN(RHN):
             self.bn_sum = norm(depth * G)
 
     def normalization(self, x_proj: Tensor, t_start: int) -> dict[str, Any]:
+        check_modes(self.bn_x, self.bn_s)
         norms = {
             "x": (self.bn_x, (-1,)),
             "s": (self.bn_s, (-1, self.hidden_size)),

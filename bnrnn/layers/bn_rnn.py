@@ -7,7 +7,7 @@ Unlike the BN-LSTM, the layer normalizes the sum of the two products, as the cod
 
 from torch import Tensor
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, check_size
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.layers.norm import SequenceBatchNorm, check_batch
 from bnrnn.scan import linear
@@ -15,7 +15,10 @@ from bnrnn.scan.rnn import rnn_scan
 
 
 class BNRNN(RecurrentLayer):
-    """`y, (h,) = BNRNN(input_size, hidden_size, t_max)(x, state=None)`; arguments as BNLSTM."""
+    """`y, (h,) = BNRNN(input_size, hidden_size, t_max)(x, state=None)`.
+
+    `t_max`, `gamma_init`, `eps`, `statistics` and `momentum` as in BNLSTM.
+    """
 
     num_gates = 1
     state_names = ("h",)
@@ -32,6 +35,7 @@ class BNRNN(RecurrentLayer):
         momentum: float = 0.1,
     ) -> None:
         super().__init__(input_size, hidden_size)
+        check_size("t_max", t_max)
         self.bn = SequenceBatchNorm(
             hidden_size, t_max, gamma_init, eps, beta=True, statistics=statistics, momentum=momentum
         )

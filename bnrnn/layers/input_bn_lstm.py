@@ -12,18 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from bnrnn.layers.base import RecurrentLayer, State
-from bnrnn.layers.norm import SequenceBatchNorm, check_batch
+from bnrnn.layers.norm import SequenceBatchNorm, check_batch, t_max_of_input
 from bnrnn.scan import lstm_scan
 from bnrnn.scan.lstm.reference import Statistics
 
 
 class InputBNLSTM(RecurrentLayer):
-    """`y, (h, c) = InputBNLSTM(input_size, hidden_size, t_max)(x, state=None)`; arguments as BNLSTM.
+    """`y, (h, c) = InputBNLSTM(input_size, hidden_size, t_max)(x, state=None)`.
 
     Args:
+        t_max: length of the training sequences; input_statistics="sequence" needs none.
         gamma_init: initial γ. The paper gives no value; 1 is the one of Ioffe and Szegedy 2015.
         cell_bias: whether the cell output has a trainable shift β_c, as in LSTM.
         input_statistics: "frame" or "sequence", see above.
+        eps, statistics, momentum: as in BNLSTM.
     """
 
     num_gates = 4
@@ -34,7 +36,7 @@ class InputBNLSTM(RecurrentLayer):
         self,
         input_size: int,
         hidden_size: int,
-        t_max: int,
+        t_max: int | None,
         gamma_init: float = 1.0,
         eps: float = 1e-5,
         cell_bias: bool = False,
@@ -44,7 +46,7 @@ class InputBNLSTM(RecurrentLayer):
     ) -> None:
         super().__init__(input_size, hidden_size)
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size))
-        over = t_max if input_statistics == "frame" else None
+        over = t_max_of_input(input_statistics, t_max)
         self.bn_ih = SequenceBatchNorm(4 * hidden_size, over, gamma_init, eps, statistics=statistics, momentum=momentum)
         self.beta_c = nn.Parameter(torch.zeros(hidden_size)) if cell_bias else None
         self.reset_parameters()

@@ -14,6 +14,7 @@ from bnrnn.layers.input_bn_lstm import InputBNLSTM
 from bnrnn.layers.lstm import LSTM as PlainLSTM
 
 NORMS = {"batch": BNLSTM, "input_batch": InputBNLSTM}
+NAMES = ("weight_ih_l", "weight_hh_l", "bias_ih_l", "bias_hh_l")  # how nn.LSTM's names of parameters begin
 
 
 def names(index: int, num_directions: int) -> dict[str, str]:
@@ -36,6 +37,15 @@ def parameters(lstm: Any) -> list[dict[str, Tensor]]:
         theirs = names(index, lstm.num_directions)
         found.append({theirs[kind]: value for kind, value in values.items()})
     return found
+
+
+def refuse_to_set(lstm: Any, name: str) -> None:
+    """Raise BnrnnError if nn.LSTM has a parameter of this name. An attribute of the name would change no layer."""
+    for index in range(len(lstm.layers)):
+        for kind, theirs in names(index, lstm.num_directions).items():
+            if name == theirs:
+                ours = f"layers[{index}].{'bias' if kind.startswith('bias') else kind}"
+                raise BnrnnError(f"{name} cannot be set: set {ours} to an nn.Parameter, or copy values into that one")
 
 
 def rename_from(lstm: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -77,15 +87,13 @@ def single_layer(
 ) -> Callable[..., RecurrentLayer]:
     """The function that builds one layer of one direction of an `LSTM`. Raises BnrnnError for contradictions."""
     input_statistics, statistics = options["input_statistics"], options["statistics"]
-    if input_statistics not in ("frame", "sequence"):
-        raise BnrnnError(f"input_statistics={input_statistics!r} is unknown: use 'frame' or 'sequence'")
     if norm is None:
         if (input_statistics, statistics, gamma_init) != ("frame", "exact", None):
             raise BnrnnError(
                 "input_statistics, statistics and gamma_init need a normalization: set norm, or leave them out"
             )
         return partial(PlainLSTM, bias=bias)
-    if norm not in NORMS:
+    if norm not in list(NORMS):
         raise BnrnnError(f"norm={norm!r} is unknown: use None, {', '.join(map(repr, NORMS))}")
     if t_max is None and (norm, input_statistics) != ("input_batch", "sequence"):
         raise BnrnnError(

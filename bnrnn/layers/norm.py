@@ -29,6 +29,22 @@ def check_batch(size: int) -> None:
         )
 
 
+def check_modes(*norms: "SequenceBatchNorm | None") -> None:
+    """Raise BnrnnError if some norms of a scan use the statistics of the batch and others those of the population."""
+    if len({norm.uses_batch for norm in norms if norm is not None and not norm.over_time}) > 1:
+        raise BnrnnError("some norms of a layer are in training and some in evaluation: call layer.train() or .eval()")
+
+
+def t_max_of_input(input_statistics: str, t_max: int | None) -> int | None:
+    """The t_max for the norm of an input product. Raises BnrnnError if it is missing or `input_statistics` unknown."""
+    if input_statistics not in ("frame", "sequence"):
+        raise BnrnnError(f"input_statistics={input_statistics!r} is unknown: use 'frame' or 'sequence'")
+    if input_statistics == "sequence":
+        return None
+    check_size("t_max", t_max)
+    return t_max
+
+
 class SequenceBatchNorm(nn.Module):
     """Batch normalization over the batch axis, separately at every time step; gamma and beta are shared over time.
 
@@ -75,17 +91,29 @@ class SequenceBatchNorm(nn.Module):
         if statistics not in ("exact", "running"):
             raise BnrnnError(f"statistics={statistics!r} is unknown: use 'exact' or 'running'")
         self.over_time, self.t_max, self.eps = t_max is None, t_max or 1, eps
-        self.gamma = nn.Parameter(torch.full((num_features,), float(gamma_init)))
-        self.beta = nn.Parameter(torch.zeros(num_features)) if beta else None
+        self.gamma_init = float(gamma_init)
+        self.gamma = nn.Parameter(torch.empty(num_features))
+        self.beta = nn.Parameter(torch.empty(num_features)) if beta else None
         self.running, self.momentum = statistics == "running", momentum
-        for name, start in (("pop_mean", 0.0), ("pop_var", 1.0)):
-            value = start if self.running else torch.nan
-            self.register_buffer(name, torch.full((self.t_max, num_features), value))
+        for name in ("pop_mean", "pop_var"):
+            self.register_buffer(name, torch.empty(self.t_max, num_features))
         if self.running:
-            self.register_buffer("num_batches_tracked", torch.zeros(self.t_max, dtype=torch.long))
+            self.register_buffer("num_batches_tracked", torch.empty(self.t_max, dtype=torch.long))
+        self.reset_parameters()
         self.use_batch_statistics = False  # whether evaluation uses them; see `batch_statistics`
         self.average: PopulationAverage | None = None  # set while population statistics are estimated
         self._complete = (0, 0)  # id and version of pop_var when it was last seen without NaN
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set gamma and beta to their initial values, and discard the population statistics."""
+        self.gamma.fill_(self.gamma_init)
+        if self.beta is not None:
+            self.beta.zero_()
+        self.pop_mean.fill_(0.0 if self.running else torch.nan)
+        self.pop_var.fill_(1.0 if self.running else torch.nan)
+        if self.running:
+            self.num_batches_tracked.zero_()
 
     def extra_repr(self) -> str:
         options = {"t_max": None if self.over_time else self.t_max, "eps": self.eps}

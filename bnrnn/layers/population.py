@@ -32,14 +32,14 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
 
     The population statistics are not changed.
     """
-    norms = _norms(model)
-    for norm in norms:
+    before = [(norm, norm.use_batch_statistics) for norm in _norms(model)]
+    for norm, _ in before:
         norm.use_batch_statistics = True
     try:
         yield
     finally:
-        for norm in norms:
-            norm.use_batch_statistics = False
+        for norm, used in before:
+            norm.use_batch_statistics = used
 
 
 @contextmanager
@@ -79,10 +79,10 @@ def estimate_population_statistics(
     """Fill every `pop_mean` and `pop_var` of the model from a pass over `inputs`, the training set.
 
     As in Cooijmans et al. 2016, section 3, they are the averages of the minibatch statistics at each time step. The
-    model runs in evaluation mode, hence without dropout, but with batch statistics; afterwards it is in the mode that
-    it was in before. Models with both sequence-wise and step-wise norms need two passes (`estimated_together`). In a
-    torch.distributed process group, the averages are over the batches of all processes. Every process must call this
-    function; all then have the same statistics.
+    model runs in evaluation mode, hence without dropout, but with batch statistics; afterwards each module is in the
+    mode that it was in before. A model without norms is not run. Models with both sequence-wise and step-wise norms
+    need two passes (`estimated_together`). In a torch.distributed process group, the averages are over the batches of
+    all processes. Every process must call this function; all then have the same statistics.
 
     Args:
         inputs: batches, for instance a DataLoader. If a batch is a plain list or tuple, its first element is passed to
@@ -93,7 +93,7 @@ def estimate_population_statistics(
 
     Raises BnrnnError if there is no batch, or if a model that needs two passes gets an iterator.
     """
-    groups = estimated_together(model)
+    groups = estimated_together(model) if has_batch_norm(model) else []
     if len(groups) > 1 and iter(inputs) is inputs:
         raise BnrnnError("population statistics of this model need two passes: pass a list of batches, not an iterator")
     for norms in groups:
@@ -120,7 +120,7 @@ def collecting_statistics(model: nn.Module, norms: list[SequenceBatchNorm]) -> I
 
     Callers use it instead of `estimate_population_statistics` if they carry a state from batch to batch.
     """
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     for norm in norms:
         norm.average = PopulationAverage(norm)
@@ -132,4 +132,5 @@ def collecting_statistics(model: nn.Module, norms: list[SequenceBatchNorm]) -> I
     finally:
         for norm in norms:
             norm.average = None
-        model.train(was_training)
+        for module, training in modes:
+            module.training = training

@@ -56,7 +56,7 @@ class RHN(RecurrentLayer):
         return f"{super().extra_repr()}, depth={self.depth}, coupled={self.num_gates == 2}"
 
     def reset_parameters(self) -> None:
-        """Draw weights uniformly from ±1/sqrt(H) and reset the biases (see `reset_bias`)."""
+        """Draw weights uniformly from ±1/sqrt(H), and reset the norms and the biases (see `reset_bias`)."""
         super().reset_parameters()
         self.reset_bias()
 

@@ -10,9 +10,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from bnrnn.errors import BnrnnError, check_size
+from bnrnn.errors import BnrnnError, check_number, check_size
 from bnrnn.layers import nn_lstm
-from bnrnn.layers.base import RecurrentLayer, State, check_type, check_values
+from bnrnn.layers.base import RecurrentLayer, State, check_shape, check_state, check_type, check_values, checked_lengths
 from bnrnn.scan.transfer import to_device
 
 
@@ -26,7 +26,7 @@ class Stack(nn.Module):
     Args:
         layer: builds one layer of one direction from (input_size, hidden_size, t_max=...).
         dropout: probability with which an output of a layer is set to 0 in training, for all layers but the last.
-        t_max: passed to every layer.
+        t_max: passed to every layer; those with statistics per time step need it.
 
     Raises BnrnnError for sizes below 1 and for a dropout outside 0 ... 1.
     """
@@ -46,8 +46,7 @@ class Stack(nn.Module):
         super().__init__()
         for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
             check_size(name, size)
-        if not 0 <= dropout <= 1:
-            raise BnrnnError(f"dropout, the probability of setting an output to 0, must be in 0 ... 1, got {dropout}")
+        check_number("dropout", dropout, low=0.0, high=1.0)
         if dropout and num_layers == 1:
             warnings.warn("dropout has no effect: it acts between layers, and num_layers is 1", stacklevel=3)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
@@ -59,6 +58,11 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(layers)
         for single in layers:
             single.checks_finite = False  # the stack checks its own input; a later NaN means that training diverged
+
+    def reset_parameters(self) -> None:
+        """Initialize all layers again, with their norms."""
+        for layer in self.layers:
+            layer.reset_parameters()  # pyright: ignore[reportCallIssue]: a ModuleList forgets its type
 
     def extra_repr(self) -> str:
         options = {name: getattr(self, name) for name in ("num_layers", "bidirectional", "dropout", "t_max")}
@@ -82,35 +86,32 @@ class Stack(nn.Module):
 
         Raises BnrnnError if the state or lengths do not match x, and for t_start in a bidirectional stack.
         """
-        check_type(x)
+        check_shape(x, self.input_size, type(self).__name__)
         if t_start and self.bidirectional:
             raise BnrnnError(f"t_start={t_start}: a bidirectional stack needs the whole sequence at once")
-        if state is None:
-            like = x if x.is_floating_point() else next(self.parameters())
-            state = tuple(like.new_zeros(len(self.layers), x.shape[1], self.hidden_size) for _ in self.state_names)
         self._check_state(state, x.shape[1])
-        lengths = None if lengths is None else _checked_lengths(lengths, *x.shape[:2])
+        lengths = None if lengths is None else checked_lengths(lengths, *x.shape[:2])
         if lengths is None or lengths.min() == len(x):
             self._check_values(x)
             return self._run(x, state, t_start, None)
-        padding = to_device(torch.arange(len(x))[:, None] >= lengths, x.device)  # (T, B)
+        padding = to_device(torch.arange(len(x), device=lengths.device)[:, None] >= lengths, x.device)  # (T, B)
         order = lengths.argsort(descending=True, stable=True)
         lengths = lengths[order]
         given, back = to_device(order, x.device), to_device(order.argsort(), x.device)
         # Clear the padding: the gradients of the weights would otherwise include 0 times a NaN there.
         x = x.masked_fill(padding if x.dim() == 2 else padding[..., None], 0)
         self._check_values(x)
-        state = tuple(s.index_select(1, given) for s in state)
+        state = state and tuple(s.index_select(1, given) for s in state)
         y, state = self._run(x[: int(lengths[0])].index_select(1, given), state, t_start, lengths)
         y = F.pad(y.index_select(1, back), (0, 0, 0, 0, 0, len(x) - len(y)))
         return y.masked_fill(padding[..., None], 0), tuple(s.index_select(1, back) for s in state)
 
-    def _run(self, x: Tensor, state: State, t_start: int, lengths: Tensor | None) -> tuple[Tensor, State]:
+    def _run(self, x: Tensor, state: State | None, t_start: int, lengths: Tensor | None) -> tuple[Tensor, State]:
         """Run all layers. lengths must begin with T and never increase. y is undefined in the padding."""
         if lengths is None or lengths[-1] == len(x):
             lengths = batch_sizes = None  # no padding: the result is the same, and faster
         else:
-            batch_sizes = (lengths > torch.arange(len(x))[:, None]).sum(1).tolist()
+            batch_sizes = (lengths > torch.arange(len(x), device=lengths.device)[:, None]).sum(1).tolist()
             lengths = to_device(lengths, x.device)
         states = []
         for n in range(self.num_layers):
@@ -118,7 +119,7 @@ class Stack(nn.Module):
             for d in range(self.num_directions):
                 k = len(states)
                 y, last = self.layers[k](
-                    reverse(x, lengths) if d else x, tuple(s[k] for s in state), t_start, batch_sizes
+                    reverse(x, lengths) if d else x, state and tuple(s[k] for s in state), t_start, batch_sizes
                 )
                 ys.append(reverse(y, lengths) if d else y)
                 states.append(last)
@@ -131,11 +132,9 @@ class Stack(nn.Module):
         if self.checks_finite:
             check_values(x, self.input_size)
 
-    def _check_state(self, state: State, *batch_size: int) -> None:
-        expected, found = (len(self.layers), *batch_size, self.hidden_size), [s.shape for s in state]
-        if found != [expected] * len(self.state_names):
-            names, found = ", ".join(self.state_names), [tuple(shape) for shape in found]
-            raise BnrnnError(f"the state must be ({names}), each of shape {expected}; got shapes {found}")
+    def _check_state(self, state: State | None, *batch_size: int) -> None:
+        if state is not None:
+            check_state(state, self.state_names, (len(self.layers), *batch_size, self.hidden_size))
 
 
 def reverse(x: Shaped[Tensor, "T B *F"], lengths: Int[Tensor, " B"] | None = None) -> Shaped[Tensor, "T B *F"]:
@@ -145,16 +144,6 @@ def reverse(x: Shaped[Tensor, "T B *F"], lengths: Int[Tensor, " B"] | None = Non
     t = torch.arange(len(x), device=x.device)[:, None]
     source = torch.where(t < lengths, lengths - 1 - t, t)  # (T, B)
     return x.gather(0, (source if x.dim() == 2 else source[..., None]).expand_as(x))
-
-
-def _checked_lengths(lengths: Tensor | list[int], T: int, B: int) -> Int[Tensor, " B"]:
-    """Move lengths to the CPU. Raise BnrnnError unless they are B integers between 1 and T."""
-    found = torch.as_tensor(lengths).cpu()
-    if found.is_floating_point() or found.shape != (B,) or B == 0 or found.min() < 1 or found.max() > T:
-        raise BnrnnError(
-            f"lengths must be {B} integers between 1 and {T}, one per sequence; got {found.tolist()} ({found.dtype})"
-        )
-    return found.long()
 
 
 class LSTM(Stack):
@@ -182,7 +171,7 @@ class LSTM(Stack):
         gamma_init: initial gamma. None uses the one of the paper: 0.1 for "batch", 1 for "input_batch".
         statistics: of the population, for evaluation. "exact": `estimate_population_statistics` computes them after
             training; "running": they are averaged during training, so that `eval()` works at any time.
-        momentum: weight of the newest batch in running statistics, as in torch.nn.BatchNorm1d.
+        momentum: weight of the newest batch in running statistics, as in torch.nn.BatchNorm1d; otherwise ignored.
 
     Raises BnrnnError for arguments that contradict each other.
     """
@@ -214,7 +203,7 @@ class LSTM(Stack):
         if t_max is None:
             t_max = 1  # there are no statistics per time step, so the value does not matter
         super().__init__(layer, input_size, hidden_size, num_layers, bidirectional, dropout, t_max)
-        self.bias, self.batch_first, self.norm = bias, batch_first, norm
+        self.bias, self.batch_first, self.proj_size, self.norm = bias, batch_first, proj_size, norm
         self.register_load_state_dict_pre_hook(nn_lstm.rename_from)
         self.register_state_dict_post_hook(nn_lstm.rename_to)
         self.to(device=device, dtype=dtype)
@@ -236,6 +225,12 @@ class LSTM(Stack):
 
         Raises BnrnnError for wrong shapes, and in the cases that Stack and its layers list.
         """
+        values = input.data if isinstance(input, PackedSequence) else input
+        check_type(values, "input")
+        if not values.is_floating_point():
+            raise BnrnnError(
+                f"input must be floating point as nn.LSTM's, got {values.dtype}: ids go through an nn.Embedding"
+            )
         if isinstance(input, PackedSequence):
             if lengths is not None or t_start:
                 raise BnrnnError(
@@ -243,11 +238,6 @@ class LSTM(Stack):
                     "step 0: pass a padded tensor"
                 )
             return self._forward_packed(input, hx)
-        check_type(input, "input")
-        if not input.is_floating_point():
-            raise BnrnnError(
-                f"input must be floating point as nn.LSTM's, got {input.dtype}: ids go through an nn.Embedding"
-            )
         if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
             batched = "(B, T, I)" if self.batch_first else "(T, B, I)"
             raise BnrnnError(
@@ -270,11 +260,8 @@ class LSTM(Stack):
             raise BnrnnError(f"LSTM expects packed frames (N, {self.input_size}), got shape {tuple(data.shape)}")
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))  # without its indices: longest first
         check_values(x if back is None else x.index_select(1, back), self.input_size)
-        if hx is None:
-            state = tuple(x.new_zeros(len(self.layers), x.shape[1], self.hidden_size) for _ in self.state_names)
-        else:
-            self._check_state(hx, x.shape[1])
-            state = hx if order is None else tuple(s.index_select(1, order) for s in hx)
+        self._check_state(hx, x.shape[1])
+        state = hx if hx is None or order is None else tuple(s.index_select(1, order) for s in hx)
         y, state = self._run(x, state, 0, lengths)
         y = PackedSequence(pack_padded_sequence(y, lengths).data, batch_sizes, order, back)
         return y, state if back is None else tuple(s.index_select(1, back) for s in state)
@@ -286,11 +273,16 @@ class LSTM(Stack):
 
     def __getattr__(self, name: str) -> Any:
         """Parameters by nn.LSTM's names, such as weight_hh_l0, too. `bias_hh_l0` is 0: there is one bias here."""
-        if name.startswith(("weight_ih_l", "weight_hh_l", "bias_ih_l", "bias_hh_l")):
+        if name.startswith(nn_lstm.NAMES):
             for of_layer in nn_lstm.parameters(self):
                 if name in of_layer:
                     return of_layer[name]
         return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith(nn_lstm.NAMES):
+            nn_lstm.refuse_to_set(self, name)
+        super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", norm={self.norm!r}" if self.norm else "")

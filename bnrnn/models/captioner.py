@@ -98,7 +98,10 @@ class Captioner(nn.Module):
         return self.head(y[0]).log_softmax(1), state
 
     def generate(self, features: Float[Tensor, "N F"]) -> dict[str, list[list[int]]]:
-        """The ids of generated captions: greedy decoding under the key "", beam search under "_beam3"."""
+        """The ids of generated captions: greedy decoding under the key "", beam search under "_beam3".
+
+        The model is left in evaluation mode.
+        """
         sizes = {"": 1, f"_beam{BEAM_SIZE}": BEAM_SIZE}
         return {name: [caption.ids for caption in decode(self, features, size)] for name, size in sizes.items()}
 

@@ -21,7 +21,7 @@ class Decoded(NamedTuple):
 
 @torch.no_grad()
 def decode(model: Any, features: Float[Tensor, "N F"], beam_size: int = 1, max_words: int = MAX_WORDS) -> list[Decoded]:
-    """The most probable caption that the search finds for each image.
+    """The most probable caption that the search finds for each image. The model is left in evaluation mode.
 
     Args:
         model: a bnrnn.models.captioner.Captioner.

@@ -1,19 +1,25 @@
 """bnrnn.LSTM in programs that were written for torch.nn.LSTM: names, state_dicts, what they print and get wrong."""
 
 import math
+from collections.abc import Callable
 
 import numpy
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import bnrnn
 from bnrnn import batch_statistics, estimate_population_statistics
 from bnrnn.errors import BnrnnError
+from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.bn_rhn import BNRHN
+from bnrnn.layers.bn_rnn import BNRNN
+from bnrnn.layers.input_bn_lstm import InputBNLSTM
+from bnrnn.layers.lstm import LSTM
 from bnrnn.layers.rhn import RHN
+from bnrnn.layers.stack import Stack
 from tests.helpers import assert_near, forked, without_shape_checks
 
 T, B, I, H = 4, 6, 3, 5
@@ -45,6 +51,66 @@ def test_initialization_by_name_reaches_the_weights():
     assert not torch.allclose(lstm(x)[0], before)
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):  # what would be lost is refused
         lstm.bias_hh_l0.data[H : 2 * H].fill_(1)
+
+
+@pytest.mark.parametrize("value", [torch.zeros(4 * H, H), nn.Parameter(torch.zeros(4 * H, H))])
+def test_a_weight_cannot_be_hidden_by_an_attribute_of_its_name(value):
+    lstm = bnrnn.LSTM(I, H, 2, bidirectional=True)
+    with pytest.raises(BnrnnError, match=r"weight_hh_l1_reverse cannot be set: set layers\[3\].weight_hh to an nn"):
+        lstm.weight_hh_l1_reverse = value
+    with pytest.raises(BnrnnError, match=r"bias_hh_l0 cannot be set: set layers\[0\].bias to an nn"):
+        lstm.bias_hh_l0 = value
+    lstm.layers[3].weight_hh = nn.Parameter(value)
+    assert not lstm.weight_hh_l1_reverse.any()
+
+
+def test_weight_norm_takes_a_layer_and_its_own_name_of_a_weight():
+    lstm, x = bnrnn.LSTM(I, H, norm="batch", t_max=T), torch.randn(T, B, I)
+    y = lstm(x)[0]
+    nn.utils.parametrizations.weight_norm(lstm.layers[0], "weight_hh")
+    assert_near("y", y, lstm(x)[0])
+    assert lstm.layers[0].parametrizations.weight_hh.original0.shape == (4 * H, 1)
+
+
+def test_it_has_the_options_of_nn_lstm_as_attributes():
+    ours, theirs = bnrnn.LSTM(I, H, 2, dropout=0.5), nn.LSTM(I, H, 2, dropout=0.5)
+    for name in (
+        "input_size",
+        "hidden_size",
+        "num_layers",
+        "bias",
+        "batch_first",
+        "dropout",
+        "bidirectional",
+        "proj_size",
+    ):
+        assert getattr(ours, name) == getattr(theirs, name)
+
+
+@pytest.mark.parametrize("statistics", ["exact", "running"])
+def test_reset_parameters_leaves_nothing_of_an_earlier_training(statistics):
+    def make(device: str) -> bnrnn.LSTM:
+        return bnrnn.LSTM(I, H, 2, norm="batch", t_max=T, statistics=statistics, gamma_init=0.3, device=device)
+
+    torch.manual_seed(1)
+    new = make("cpu").state_dict()
+    trained, unfilled = make("cpu"), make("meta").to_empty(device="cpu")
+    trained(torch.randn(T, B, I))
+    for value in (*trained.parameters(), *unfilled.state_dict().values()):
+        value.data.fill_(7)
+    for lstm in (trained, unfilled):
+        torch.manual_seed(1)
+        lstm.reset_parameters()
+        for name, value in lstm.state_dict().items():
+            torch.testing.assert_close(value, new[name], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("layer", [LSTM, InputBNLSTM])
+def test_the_shift_of_the_cell_is_reset_too(layer):
+    single = layer(I, H, t_max=T, cell_bias=True)
+    nn.init.ones_(single.beta_c)
+    single.reset_parameters()
+    assert not single.beta_c.any()
 
 
 @pytest.mark.parametrize("options", SHAPES)
@@ -99,6 +165,10 @@ def test_a_layer_says_what_it_is():
             lambda: bnrnn.LSTM(I, H)(torch.zeros(T, B, I).double()),
             r"x is torch.float64 and the weights are",
         ),
+        (lambda: bnrnn.LSTM(I, H, 2, dropout="0.5"), "dropout must be a finite number from 0.0 to 1.0, got '0.5'"),
+        (lambda: bnrnn.LSTM(I, H, norm=["batch"]), r"norm=\['batch'\] is unknown: use None, 'batch'"),
+        (lambda: run_packed(lambda x: x.long()), "input must be floating point .* got torch.int64"),
+        (lambda: run_packed(lambda x: x.to(torch.complex64)), "input must be floating point, .* got torch.complex64"),
         (lambda: RHN(I, H)([1.0]), "x must be a torch.Tensor, got builtins.list"),
         (lambda: RHN(I, H)(torch.zeros(T, B, I).bool()), r"x must be floating point, or integers .* got torch.bool"),
     ],
@@ -106,6 +176,62 @@ def test_a_layer_says_what_it_is():
 def test_wrong_types_are_named(make, message):
     with without_shape_checks(), pytest.raises(BnrnnError, match=message):
         make()
+
+
+def run_packed(change: Callable[[Tensor], Tensor]) -> None:
+    x = pack_sequence([torch.randn(T, I)])
+    bnrnn.LSTM(I, H)(x._replace(data=change(x.data)))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Stack(BNLSTM, I, H, t_max=T), lambda: BNLSTM(I, H, T), lambda: BNRNN(I, H, T)]
+)
+@pytest.mark.parametrize("x", [torch.zeros(T, B, I).long(), torch.zeros(I), torch.zeros(I).long(), torch.zeros(T, I)])
+def test_input_of_a_wrong_shape_is_named(make, x):
+    message = rf"floating-point x of shape \(T, B, 3\), or ids \(T, B\) as integers: got .*{x.dtype}"
+    with without_shape_checks(), pytest.raises(BnrnnError, match=message):
+        make()(x)
+
+
+H_0 = torch.zeros(1, B, H)
+
+
+@pytest.mark.parametrize(
+    ("make", "state", "message"),
+    [
+        (lambda: bnrnn.LSTM(I, H), (H_0, None), r"h and c, each of shape \(1, 6, 5\); got shapes .* 'NoneType'\]"),
+        (lambda: bnrnn.LSTM(I, H), 7, "the state must be a tuple of h and c, .* got int"),
+        (lambda: BNLSTM(I, H, T), H_0[0], r"a tuple of h and c, each of shape \(6, 5\); got Tensor"),
+        (lambda: BNRNN(I, H, T), (H_0[0, :1],), r"a tuple of h, each of shape \(6, 5\); got shapes \[\(1, 5\)\]"),
+    ],
+)
+def test_a_wrong_state_is_named(make, state, message):
+    with without_shape_checks(), pytest.raises(BnrnnError, match=message):
+        make()(torch.randn(T, B, I), state)
+
+
+@pytest.mark.parametrize("lengths", [[None] * B, "abc", [[1], 2], [1j] * B, [True] * B])
+def test_lengths_of_a_wrong_type_are_named(lengths):
+    with without_shape_checks(), pytest.raises(BnrnnError, match="lengths must be 6 integers between 1 and 4"):
+        bnrnn.LSTM(I, H)(torch.randn(T, B, I), lengths=lengths)
+
+
+@pytest.mark.parametrize(("t_start", "message"), [(-1, "at least 0, got -1"), (1.5, "an integer, got 1.5")])
+@pytest.mark.parametrize("norm", [None, "batch"])
+def test_a_wrong_t_start_is_named(norm, t_start, message):
+    with without_shape_checks(), pytest.raises(BnrnnError, match=f"t_start must be {message}"):
+        bnrnn.LSTM(I, H, norm=norm, t_max=T, statistics="running" if norm else "exact").eval()(
+            torch.randn(T, B, I), t_start=t_start
+        )
+
+
+def test_another_default_device_changes_nothing():
+    lstm, x, lengths = bnrnn.LSTM(I, H, bidirectional=True), torch.randn(T, B, I), [4, 1, 3, 4, 2, 2]
+    packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+    y, out = lstm(x, lengths=lengths)[0], lstm(packed)[0]
+    with torch.device("meta"):
+        assert torch.equal(lstm(x, lengths=lengths)[0], y)
+        assert torch.equal(lstm(packed)[0].data, out.data)
 
 
 def loader(n: int, batch_size: int) -> DataLoader:

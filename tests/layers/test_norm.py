@@ -1,8 +1,14 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from bnrnn.errors import BnrnnError
+from bnrnn.layers.bn_lstm import BNLSTM
+from bnrnn.layers.bn_rhn import BNRHN
+from bnrnn.layers.bn_rnn import BNRNN
+from bnrnn.layers.input_bn_lstm import InputBNLSTM
 from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.layers.population import (
     collecting_statistics,
@@ -11,8 +17,9 @@ from bnrnn.layers.population import (
     has_step_statistics,
     shared_statistics,
 )
+from bnrnn.layers.stack import Stack
 from bnrnn.scan.norm.reference import normalize
-from tests.helpers import assert_near
+from tests.helpers import assert_near, without_shape_checks
 
 
 def test_every_time_step_is_batchnorm1d():
@@ -101,3 +108,32 @@ def test_an_estimate_that_is_lost_after_an_evaluation_is_noticed_at_once():
     norm.float().pop_var.copy_(good)
     norm.pop_var[3] = torch.nan
     norm(x[:3])  # only the steps that are asked for need an estimate
+
+
+@pytest.mark.parametrize("layer", [BNLSTM, partial(BNLSTM, input_statistics="sequence"), InputBNLSTM, BNRNN, BNRHN])
+def test_a_layer_with_statistics_per_step_needs_t_max(layer):
+    with without_shape_checks(), pytest.raises(BnrnnError, match="t_max must be an integer, got None"):
+        Stack(layer, 3, 4)
+
+
+def test_a_layer_without_statistics_per_step_needs_no_t_max():
+    for layer in (partial(InputBNLSTM, input_statistics="sequence"), partial(BNRHN, place=None)):
+        with without_shape_checks():
+            assert Stack(layer, 3, 4)(torch.randn(5, 2, 3))[0].isfinite().all()
+
+
+@pytest.mark.parametrize(("layer", "name"), [(BNLSTM, "bn_c"), (BNLSTM, "bn_ih"), (BNRHN, "bn_x"), (BNRHN, "bn_s")])
+def test_norms_of_a_layer_in_different_modes_are_an_error(layer, name):
+    model, x = layer(3, 4, 5, statistics="running"), torch.randn(5, 2, 3)
+    model.eval().get_submodule(name).train()
+    with pytest.raises(BnrnnError, match=r"some norms of a layer are in training .*: call layer.train\(\) or .eval"):
+        model(x)
+    over_time = BNLSTM(3, 4, 5, input_statistics="sequence", statistics="running").eval()
+    over_time.bn_ih.train()  # it is applied before the scan, so that it may have a mode of its own
+    assert over_time(x)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("layer", [BNLSTM, InputBNLSTM])
+def test_unknown_input_statistics_of_a_layer_are_named(layer):
+    with without_shape_checks(), pytest.raises(BnrnnError, match="input_statistics='frames' is unknown: use 'frame'"):
+        layer(3, 4, 5, input_statistics="frames")

@@ -181,6 +181,20 @@ def test_torch_func_takes_the_reference_by_itself(kind):
             torch.func.grad(loss)(parameters, x)
 
 
+@pytest.mark.parametrize("statistics", ["exact", "running"])
+def test_in_training_torch_func_takes_the_buffers_too(statistics):
+    model = bnrnn.LSTM(I, H, norm="batch", t_max=T, statistics=statistics)
+    parameters, xs = dict(model.named_parameters()), torch.randn(2, T, B, I)
+    buffers = {name: torch.stack([value, value]) for name, value in model.named_buffers()}
+
+    def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, (parameters, buffers), (x,))[0].square().mean()
+
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, buffers, xs)
+    for (name, grads), ref in zip(found.items(), gradients(model(xs[1])[0], model), strict=True):
+        assert_near(name, ref, grads[1], 1e-4)
+
+
 @pytest.fixture(autouse=True)
 def _restore():
     yield

@@ -142,7 +142,7 @@ def test_bfloat16_keeps_the_state_in_float32():
 
 
 def test_a_state_of_another_shape_or_dtype_is_an_error():
-    with pytest.raises(BnrnnError, match=r"s does not match x_proj: expected \(\(40000, 512\)"):
+    with pytest.raises(BnrnnError, match=r"a tuple of s, each of shape \(40000, 512\)"):
         RHN(3, 512)(torch.randn(2, 40000, 3), (torch.zeros(1, 512),))
     stack, x = Stack(RHN, I, H), torch.randn(T, B, I)
     _, (state,) = stack(x)

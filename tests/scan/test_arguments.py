@@ -138,7 +138,7 @@ def test_batch_sizes_that_do_not_fit_are_an_error(engine, run, sizes):
 
 
 def test_a_state_of_another_batch_never_reaches_the_kernel():
-    with pytest.raises(BnrnnError, match="s does not match x_proj"):
+    with pytest.raises(BnrnnError, match="the state must be a tuple of s"):
         RHN(3, 512)(torch.randn(2, 400, 3), (torch.zeros(1, 512),))
 
 

@@ -99,7 +99,7 @@ def normalize_over_time(
     T, B, num_features = x.shape
     rows, counted = x.flatten(0, 1), None
     if batch_sizes is not None and min(batch_sizes) < B:
-        counted = torch.cat([torch.arange(t * B, t * B + n) for t, n in enumerate(batch_sizes)])
+        counted = torch.cat([torch.arange(t * B, t * B + n, device="cpu") for t, n in enumerate(batch_sizes)])
         counted = to_device(counted, x.device)
         rows = rows[counted]
     y, mean, var = normalize(rows, gamma, beta, eps, *(v[0] for v in population or ()))

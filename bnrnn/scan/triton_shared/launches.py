@@ -64,7 +64,7 @@ class Launches:
         """
         values = values | self.fixed
         given = [values.get(name) for name in self.entries]
-        numbers = torch.tensor([v.data_ptr() if isinstance(v, Tensor) else v or 0 for v in given])
+        numbers = torch.tensor([v.data_ptr() if isinstance(v, Tensor) else v or 0 for v in given], device="cpu")
         self.table.copy_(to_device(numbers, self.table.device))
         if self.persistent:
             return self.step(self.table, 0)
