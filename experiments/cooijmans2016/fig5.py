@@ -62,7 +62,7 @@ def settles(result: dict[str, Any], by: int, within: float) -> list[bool]:
     ]
 
 
-def _first(result: dict[str, Any]) -> dict[str, list[list[float]]]:
+def _first(result: dict[str, Any]) -> dict[str, Any]:
     """The statistics of the model of the first seed, by panel."""
     return next(iter(result["statistics"].values()))
 
