@@ -157,9 +157,10 @@ _fitting: dict[str, int] = {}
 
 
 def _kind(cell: Cell) -> str:
-    """The options that determine the cost of a cell: its overrides without seed and trial, and its batch size."""
+    """The options that determine the cost of a cell: budget, overrides without seed and trial, and batch size."""
     named = {k: v for k, v in cell.overrides.items() if k not in ("seed", "search.trial")}
-    return " ".join(f"{k}={v}" for k, v in {**named, "batch_size": cell.cfg.batch_size}.items())
+    kind = {"experiment": cell.experiment, "budget": cell.budget, **named, "batch_size": cell.cfg.batch_size}
+    return " ".join(f"{k}={v}" for k, v in kind.items())
 
 
 def duration(seconds: float | int) -> str:
