@@ -28,7 +28,7 @@ from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError, check_size, report_errors
 from bnrnn.files import make_folder, read_json, write_json
 from bnrnn.report.markdown import NONE, markdown
-from bnrnn.report.outcome import failure_line, failures_of, state_of, summary
+from bnrnn.report.outcome import check_results, failure_line, failures_of, state_of, summary
 from bnrnn.report.progress import Known, last_record, load_known, run_of
 from bnrnn.slurm import Queued, Task, folder_of, is_over, queued
 from bnrnn.training.cells import Cell, expand
@@ -240,11 +240,13 @@ def main() -> None:
         return
     is_waiting = "wait=0" not in arguments
     arguments = [a for a in arguments if not a.startswith("wait=")]
+    cells = expand(arguments)
+    check_results(cells)
     try:
         if command == "submit":
             submit(arguments)
         if is_waiting:
-            sys.exit(wait(expand(arguments)))
+            sys.exit(wait(cells))
     except KeyboardInterrupt:
         print("\nstopped waiting; the workers continue. `wait` instead of `submit` waits again")
         sys.exit(130)

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from bnrnn.config import checking_files, compose_config
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.report.live import Live
-from bnrnn.report.outcome import failures_of, state_of, summary
+from bnrnn.report.outcome import check_results, failures_of, state_of, summary
 from bnrnn.training.cells import expand
 from bnrnn.training.log import say
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
@@ -34,6 +34,7 @@ def main() -> None:
     try:
         with checking_files():
             check_options(cells[0].cfg)  # a wrong option is one message, before anything is trained
+        check_results(cells)
     except HydraException as error:
         raise BnrnnError(with_nearest_key(error, lambda: keys_of(compose_config()))) from error
     with Stop() as stop:
