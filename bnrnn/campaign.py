@@ -104,7 +104,7 @@ def compress(options: Options) -> None:
     """Compress the checkpoints of all unfinished runs, and print which ones are too large."""
     for cell in in_order(load_entries(options.file, options.out_dir), ""):
         path = cell.folder / CHECKPOINT
-        if path.exists() and not is_being_trained(cell.folder):
+        if path.exists() and checkpoint.existing(path) == path and not is_being_trained(cell.folder):
             small = checkpoint.compress(path, LARGEST)
             name = checkpoint.compressed(path) if small else path
             say(f"{name}: " + ("compressed" if small else f"more than {LARGEST:,} bytes, not compressed"))

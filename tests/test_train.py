@@ -18,12 +18,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bnrnn import campaign
 from bnrnn.config import ROOT, compose_config
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch
+from bnrnn.report.progress import Entry
 from bnrnn.report.runs import load_trained
 from bnrnn.train import cli, named_overrides, train
 from bnrnn.training import checkpoint
+from bnrnn.training.cells import Cell
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
 from bnrnn.training.device import choose_device
 from bnrnn.training.lock import LOCK, Locked, is_being_trained
@@ -137,6 +140,27 @@ def test_a_compressed_checkpoint_is_small_and_resumes_as_the_checkpoint_does(tmp
     assert train(short(), tmp_path / "b").metrics == undisturbed.metrics
     assert without_time(tmp_path / "b") == without_time(tmp_path / "a")
     assert not checkpoint.compressed(path).exists()
+
+
+def test_of_a_checkpoint_and_its_compressed_copy_the_one_with_more_updates_is_resumed(tmp_path, monkeypatch):
+    path = tmp_path / CHECKPOINT
+    parts = {part: {} for part in checkpoint.PARTS}
+    checkpoint.save(path, parts | {"state": {"update": 60}})
+    checkpoint.compress(path, most=10**6)
+    newer = checkpoint.compressed(path).read_bytes()
+    for update, resumed in ((20, 60), (60, 60), (80, 80)):
+        checkpoint.save(path, parts | {"state": {"update": update}})
+        assert checkpoint.load(path)["state"]["update"] == resumed
+        assert checkpoint.existing(path) == (path if update >= 60 else checkpoint.compressed(path))
+    checkpoint.save(path, parts | {"state": {"update": 20}})
+    monkeypatch.setattr(
+        campaign, "load_entries", lambda *_: [Entry("", "", [], 1.0, False, [Cell([], {}, "", tmp_path)])]
+    )
+    campaign.compress(campaign.Options())
+    assert checkpoint.compressed(path).read_bytes() == newer, "the copy that is ahead remains"
+    checkpoint.compressed(path).write_bytes(b"\x1f\x8bnothing")
+    with pytest.raises(BnrnnError, match=r"checkpoint.pt.gz is not .*: remove it to resume from the other one"):
+        checkpoint.load(path)
 
 
 def test_a_damaged_compressed_checkpoint_is_named(tmp_path):

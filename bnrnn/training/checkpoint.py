@@ -39,7 +39,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """Read a checkpoint to the CPU, or its compressed copy if only that exists. Returns None if neither exists.
+    """Read a checkpoint to the CPU, or its compressed copy (see `existing`). Returns None if neither exists.
 
     Files that were written before there were checksums are accepted; the CRC-32 of each of their tensors is verified.
     Raises BnrnnError for a file that is damaged, of a newer version, or no checkpoint or model.
@@ -47,16 +47,28 @@ def load(path: Path) -> dict[str, Any] | None:
     found = existing(path)
     if found is None:
         return None
-    with reading(found, REMEDY, "a checkpoint"):
-        content = unsealed(read_bytes(found, REMEDY, "a checkpoint"))
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        _check_parts(state, path.name)
-    return state
+    return _read(found, path.name, REMEDY)
 
 
 def existing(path: Path) -> Path | None:
-    """The path of the checkpoint or, if only that exists, of its compressed copy, damaged or not; None without both."""
-    return next((p for p in (path, compressed(path)) if p.exists() or p.is_symlink()), None)
+    """The path of the checkpoint or of its compressed copy, damaged or not; None without both.
+
+    Of both, it is the one with more updates: a copy from another machine may be ahead. Raises BnrnnError if one of the
+    two is damaged.
+    """
+    found = [p for p in (path, compressed(path)) if p.exists() or p.is_symlink()]
+    if len(found) < 2:
+        return next(iter(found), None)
+    return max(found, key=lambda p: _read(p, path.name, "remove it to resume from the other one")["state"]["update"])
+
+
+def _read(found: Path, name: str, remedy: str) -> dict[str, Any]:
+    """The content of a file of weights, compressed or not, that is called `name` without compression."""
+    with reading(found, remedy, "a checkpoint"):
+        content = unsealed(read_bytes(found, remedy, "a checkpoint"))
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _check_parts(state, name)
+    return state
 
 
 def sealed(content: bytes) -> bytes:
