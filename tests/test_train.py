@@ -403,6 +403,15 @@ def test_divergence_ends_the_run_with_a_result_that_says_so(tmp_path):
     json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1], parse_constant=pytest.fail)
 
 
+@pytest.mark.parametrize("updates", [1, 40])
+def test_divergence_before_an_evaluation_is_one_too(tmp_path, updates):
+    """Neither the loss of the only update nor the records so far show it, but the weights have overflowed."""
+    given = (f"budget.updates={updates}", "budget.eval_every=7", "population_every=1", "log_every=10")
+    result = train(short("model=bn_lstm", "optim=sgd", "optim.lr=1e37", "grad_clip=0", *given), tmp_path)
+    assert (result.status, result.metrics, result.best_update) == ("diverged", {}, 0)
+    assert read_jsonl(tmp_path / "metrics.jsonl")[-1]["valid/loss"] is None
+
+
 def interrupt_at(update: int, cfg, run_dir: Path) -> None:
     """Train, and send SIGTERM during an update."""
     original = Trainer.update
