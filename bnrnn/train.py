@@ -162,18 +162,32 @@ def train_pack(runs: Sequence[Run]) -> list[Result | BaseException]:
 
 
 def train_in_packs(runs: Sequence[Run], size: int) -> None:
-    """Train the cells of a sweep in packs of at most `size`. Raises the first error of a pack when the pack is done."""
+    """Train the cells of a sweep in packs of at most `size`. One that fails does not stop the others.
+
+    Prints each error, and raises the first one when all packs are done.
+    """
+    errors: list[Exception] = []
     packs = in_packs([run.cfg for run in runs], size)
     if len(runs) > 1:
         say(describe([run.cfg for run in runs], packs))
     for n, members in enumerate(packs, 1):
-        if len(members) == 1:
-            train(*runs[members[0]])
-            continue
         pack = [runs[i]._replace(title=f"{runs[i].title[:-1]}, pack {n} of {len(packs)}]") for i in members]
-        errors = [outcome for outcome in train_pack(pack) if isinstance(outcome, BaseException)]
-        if errors:
-            raise errors[0]
+        outcomes = train_pack(pack) if len(pack) > 1 else [_outcome(runs[members[0]])]
+        for run, outcome in zip(pack, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                say(f"failed: {outcome}", run.title)
+                errors.append(outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+    if errors:
+        raise errors[0]
+
+
+def _outcome(run: Run) -> Result | Exception:
+    try:
+        return train(*run)
+    except Exception as error:
+        return error
 
 
 def begin(saved: dict[str, Any] | None, path: Path) -> TrainState | None:
@@ -267,7 +281,7 @@ def _run() -> None:
             main()
         cells, _waiting[:] = _waiting[:], []
         if cells:
-            train_in_packs(cells, cells[0].cfg.pack)
+            train_in_packs(list({run.folder: run for run in cells}.values()), cells[0].cfg.pack)
     except HydraException as error:
         if (cause := mendable(error)) is not None:  # raised by a class that hydra has called
             raise cause from error

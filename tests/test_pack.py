@@ -256,6 +256,18 @@ def test_a_sweep_trains_in_packs_that_its_lines_name(tmp_path, command):
     assert [Result.read(folder / FILE).metrics for folder in folders] == [result.metrics for result in packed]
 
 
+def test_a_run_that_fails_stops_no_later_pack_and_one_that_is_named_twice_is_trained_once(tmp_path, command, capfd):
+    command("hydra.mode=MULTIRUN", "seed=0,0", "pack=2")
+    (result,) = tmp_path.rglob(FILE)
+    for name in (FILE, "run.lock"):
+        (result.parent / name).unlink()
+    (result.parent / "run.lock").mkdir()
+    with pytest.raises(SystemExit, match="run.lock cannot be"):
+        command("hydra.mode=MULTIRUN", "seed=0,1,2,3", "pack=2")
+    assert len(list(tmp_path.rglob(FILE))) == 3
+    assert "pack 1 of 2] failed: " in capfd.readouterr().out
+
+
 def test_a_pack_of_several_processes_is_refused(command):
     with pytest.raises(
         SystemExit, match=r"pack=8 trains runs together in this process, hydra/launcher=submitit_local in oth"
