@@ -4,6 +4,7 @@ import errno
 import math
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -45,6 +46,12 @@ def lacks_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(
         sign in str(error) for sign in ("can't allocate memory", "CUDA out of memory", "Cannot allocate memory")
     )
+
+
+def in_words(error: Exception) -> str:
+    """The message of an error that a user can correct; of a bug also its type and where it was raised."""
+    cause = mendable(error)
+    return "".join(traceback.format_exception(error)).rstrip() if cause is None else str(cause)
 
 
 def report_errors(main: Callable[[], None], *also: type[Exception]) -> None:

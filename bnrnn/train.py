@@ -155,6 +155,10 @@ def train_pack(runs: Sequence[Run]) -> list[Result | BaseException]:
     """
     with Stop() as stop:
         outcomes, group = take_turns([partial(train, *run, stop) for run in runs])
+        if stop.received is not None:
+            for error in outcomes:
+                if isinstance(error, Exception):
+                    stop.tell(error)
         stop.check()
     if group.num_scans:
         say(f"pack of {len(runs)}: {group.num_scans:,} scans in {group.num_calls:,} calls of the engine")

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from bnrnn import plan, workers
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
-from bnrnn.train import cli, train, train_pack
+from bnrnn.train import cli, train, train_in_packs, train_pack
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
 from bnrnn.training.log import read_jsonl

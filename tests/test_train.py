@@ -24,7 +24,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch
 from bnrnn.report.progress import Entry
 from bnrnn.report.runs import load_trained
-from bnrnn.train import cli, named_overrides, train
+from bnrnn.train import cli, named_overrides, train, train_pack
 from bnrnn.training import checkpoint
 from bnrnn.training.cells import Cell
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
@@ -32,6 +32,7 @@ from bnrnn.training.device import choose_device
 from bnrnn.training.lock import LOCK, Locked, is_being_trained
 from bnrnn.training.log import read_jsonl
 from bnrnn.training.loop import Trainer, has_diverged
+from bnrnn.training.pack import Run
 from bnrnn.training.results import Result, check_same_config, config_hash, config_record
 from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Interrupted, Stop
@@ -412,13 +413,13 @@ def test_divergence_before_an_evaluation_is_one_too(tmp_path, updates):
     assert read_jsonl(tmp_path / "metrics.jsonl")[-1]["valid/loss"] is None
 
 
-def interrupt_at(update: int, cfg, run_dir: Path) -> None:
-    """Train, and send SIGTERM during an update."""
+def interrupt_at(update: int, cfg, run_dir: Path, number: int = signal.SIGTERM) -> None:
+    """Train, and send a signal during an update."""
     original = Trainer.update
 
     def update_and_signal(self, batch):
         if self.state.update == update:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return original(self, batch)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -450,6 +451,27 @@ def test_a_signal_after_the_last_check_is_not_lost():
     stop.received = signal.SIGTERM
     with pytest.raises(Interrupted), stop:  # once is enough
         stop.check()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_save_that_fails_after_a_signal_is_told(tmp_path, monkeypatch, capsys, number):
+    def full(*_):
+        raise BnrnnError("no room")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    previous = [signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupt_at(1, short("model=lstm"), tmp_path / "alone", number)
+        assert capsys.readouterr().err == "error: no room\n"
+        assert "ended by an error: no room" in (tmp_path / "alone/run.log").read_text()
+        monkeypatch.setattr("bnrnn.train.train", lambda *run: setattr(run[-1], "received", number) or full())
+        with pytest.raises(Interrupted):
+            train_pack([Run(short("model=lstm"), tmp_path, {}, "")])
+        assert capsys.readouterr().err == "error: no room\n"
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), previous, strict=True):
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(("batches", "within"), [(2, "valid"), (4, "population statistics")])

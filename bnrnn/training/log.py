@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, in_words
 from bnrnn.files import atomic_write, read_bytes, writing
 from bnrnn.training import mirror
 from bnrnn.training.turns import group_size
@@ -84,6 +85,9 @@ class RunLog:
 
     def __exit__(self, *error: object) -> None:
         self.file.close()
+        if isinstance(error[1], Exception):
+            with suppress(BnrnnError):  # the disk may be full
+                write_log(self.path.parent, f"ended by an error: {in_words(error[1])}")
         self._to_wandb(lambda run: run.finish(exit_code=0 if error[0] is None else 1))
 
     def _to_wandb(self, send: Callable[[Any], object]) -> None:
