@@ -27,7 +27,7 @@ from bnrnn.training import checkpoint, mirror
 from bnrnn.training.build import build, engines_of
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.lock import locked
-from bnrnn.training.log import METRICS, RunLog, read_jsonl, say
+from bnrnn.training.log import METRICS, RunLog, read_jsonl, say, write_log
 from bnrnn.training.loop import Trainer
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pack import Run, describe, in_packs
@@ -88,7 +88,11 @@ def _train(
     found = digest(data, cfg.batch_size)
     state.pieces = joined(state.pieces, state.update, state.commits[-1], where, found, cfg.resume)
 
-    wandb_run = mirror.start(cfg, record, run_dir.parent, overrides, state.run_id)
+    def warn(text: str) -> None:
+        say(text, title)
+        write_log(run_dir, text)
+
+    wandb_run = mirror.start(cfg, record, run_dir.parent, overrides, state.run_id, warn)
     kept = saved.get("records_sha256") if saved else None
     stopping = Stop() if given_stop is None else nullcontext(given_stop)
     with stopping as stop, RunLog(run_dir, title, state.num_records, wandb_run, kept) as log:

@@ -45,6 +45,8 @@ RULES: dict[str, Rule] = {
     "grad_clip": _number(0), "checkpoint_seconds": _number(0), "sum_over_time": _or_null(SWITCH),
     "population_every": _or_null(SIZE), "resume": _one_of("same", "changed"), "pack": _or_null(SIZE),
     "wandb.mode": _one_of("offline", "online", "disabled"), "wandb.system": SWITCH,
+    "wandb.project": (lambda v: isinstance(v, str) and re.fullmatch(r"[^/\\#?%:]{1,128}", v) is not None,
+                      "a name without / \\ # ? % :"),
     "budget.updates": _or_null(SIZE), "budget.epochs": _or_null(SIZE), "budget.eval_every": _or_null(SIZE),
     "budget.eval_batches": _or_null(SIZE), "budget.population_batches": _or_null(SIZE),
     "lr_decay.after": _whole(0), "lr_decay.divisor": POSITIVE, "lr_decay.every": SIZE,

@@ -6,12 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import wandb
 
 from bnrnn.config import ROOT
+from bnrnn.errors import BnrnnError
 from bnrnn.train import cli
-from bnrnn.training import log
+from bnrnn.training import log, mirror
 from bnrnn.training.log import RunLog, read_jsonl
+from bnrnn.training.options import check_options
 from bnrnn.training.results import Result
+from tests.helpers import composed
 
 RUN = ("budget=smoke", "log_every=1", "model.hidden_size=16")
 
@@ -123,6 +127,33 @@ def test_a_dead_process_of_wandb_is_one_line_of_warning(tmp_path, capsys, broken
     assert capsys.readouterr().out == f"a run: {warning}\n"
     assert len(wandb_run.calls) == calls and len(read_jsonl(tmp_path / "metrics.jsonl")) == 2
     assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {re.escape(warning)}\n", (tmp_path / "run.log").read_text())
+
+
+def test_a_run_that_wandb_cannot_upload_is_recorded_offline(tmp_path, monkeypatch):
+    modes, warnings = [], []
+
+    class Offline:
+        def define_metric(self, *_, **__) -> None:
+            pass
+
+    def init(mode, resume, **given):
+        modes.append((mode, resume))
+        if mode == "online":
+            raise wandb.errors.UsageError("No API key configured.\nat some place")
+        return Offline()
+
+    monkeypatch.setattr(wandb, "init", init)
+    cfg = composed("wandb.mode=online")
+    assert isinstance(mirror.start(cfg, {}, tmp_path, {}, "a", warnings.append), Offline)
+    assert modes == [("online", "allow"), ("offline", None)]
+    (warning,) = warnings
+    assert warning.startswith("warning: wandb cannot upload (No API key configured); it records offline")
+
+
+@pytest.mark.parametrize("project", ["a/b", "5", "''"])
+def test_a_project_that_wandb_would_refuse_is_one_message(project):
+    with pytest.raises(BnrnnError, match=r"wandb.project=.* is not valid: expected a name without / "):
+        check_options(composed(f"wandb.project={project}"))
 
 
 def test_wandb_does_not_replace_the_reason_for_which_a_run_ends(tmp_path):
