@@ -619,6 +619,22 @@ def test_a_process_ends_with_the_message_and_without_a_traceback(tmp_path):
     assert "Traceback" not in output
 
 
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_checkpoint_has_the_random_generator_of_its_own_gpu(monkeypatch, number):
+    """Earlier ones have those of all GPUs, of which the machine that resumes may have fewer."""
+    restored = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: f"state of {device}")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *given: restored.append(given))
+    device = torch.device("cuda", number)
+    state = checkpoint.random_state(device)
+    assert state["cuda"] == [f"state of cuda:{number}"] and checkpoint.random_state(torch.device("cpu"))["cuda"] == []
+    checkpoint.set_random_state(state, torch.device("cuda:0"))
+    checkpoint.set_random_state(state | {"cuda": ["first", "second", "third"]}, device)
+    checkpoint.set_random_state(state, torch.device("cpu"))
+    expected = "third" if number else "first"
+    assert restored == [(state["cuda"][0], torch.device("cuda:0")), (expected, device)]
+
+
 def test_a_missing_gpu_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto").type == "cpu"

@@ -120,22 +120,23 @@ def remove(path: Path) -> None:
     compressed(path).unlink(missing_ok=True)
 
 
-def random_state() -> dict[str, Any]:
-    """The states of all random generators, as tensors, numbers and lists."""
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The states of the random generators of a run on this device, as tensors, numbers and lists."""
     name, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
         "numpy": [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest],
         "python": random.getstate(),
     }
 
 
-def set_random_state(state: dict[str, Any]) -> None:
-    """Restore the states of all random generators."""
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Restore the states of the random generators. Earlier checkpoints have those of all GPUs of their machine."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if state["cuda"] and device.type == "cuda":
+        number = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.set_rng_state(state["cuda"][min(number, len(state["cuda"]) - 1)], device)
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     version, keys, gauss = state["python"]

@@ -66,14 +66,14 @@ class Trainer:
             "state": dict(vars(self.state)),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "random": random_state(),
+            "random": random_state(self.device),
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Continue from a snapshot. Raises an error of torch if it belongs to another model."""
         self.model.load_state_dict(snapshot["model"])
         self.optimizer.load_state_dict(snapshot["optimizer"])
-        set_random_state(snapshot["random"])
+        set_random_state(snapshot["random"], self.device)
 
     def fit(self) -> None:
         """Train to the end of the budget. Afterwards `state.best` is the best evaluation, unless `state.diverged`.
