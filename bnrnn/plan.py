@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from hydra.errors import HydraException
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -25,7 +24,7 @@ from bnrnn.errors import report_errors
 from bnrnn.layers.population import batch_statistics, estimated_together, has_batch_norm
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.training import checkpoint
-from bnrnn.training.build import build
+from bnrnn.training.build import build, optimizer_of
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.device import choose_device
@@ -88,7 +87,7 @@ def measure(record: dict[str, Any]) -> Cost:
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
 
-    optimizer = instantiate(cfg.optim)(model.parameters())
+    optimizer = optimizer_of(cfg, model)
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder)) as log:
         state = TrainState("", [])
         trainer = Trainer(cfg, model, data, optimizer, device, state, log, Stop(), lambda snapshot: None)

@@ -33,7 +33,7 @@ def main() -> None:
     cells, since = expand(arguments), time.time()
     try:
         with checking_files():
-            check_options(cells[0].cfg)  # a wrong option is one message, before anything is trained
+            check_options(cells[0].cfg, cells[0].overrides)  # a wrong option is one message, before anything is trained
         check_results(cells)
     except HydraException as error:
         raise BnrnnError(with_nearest_key(error, lambda: keys_of(compose_config()))) from error

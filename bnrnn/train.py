@@ -14,7 +14,6 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -24,7 +23,7 @@ from bnrnn.files import make_folder, reading
 from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
 from bnrnn.metrics import has_java
 from bnrnn.training import checkpoint, mirror
-from bnrnn.training.build import build, engines_of
+from bnrnn.training.build import build, engines_of, optimizer_of
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.lock import locked
 from bnrnn.training.log import METRICS, RunLog, read_jsonl, say, write_log
@@ -56,7 +55,7 @@ def train(
     (bnrnn.training.stop) after SIGTERM or SIGINT, after a checkpoint was saved.
     """
     cfg = apply_trial(cfg)
-    check_options(cfg)
+    check_options(cfg, overrides)
     record = config_record(cfg)
     if not (run_dir / FILE).exists() or existing(run_dir / CHECKPOINT):
         make_folder(run_dir)
@@ -96,7 +95,7 @@ def _train(
     kept = saved.get("records_sha256") if saved else None
     stopping = Stop() if given_stop is None else nullcontext(given_stop)
     with stopping as stop, RunLog(run_dir, title, state.num_records, wandb_run, kept) as log:
-        optimizer = instantiate(cfg.optim)(model.parameters())
+        optimizer = optimizer_of(cfg, model)
 
         def save(snapshot: dict[str, Any]) -> None:
             check_lock()
@@ -256,7 +255,7 @@ def main(cfg: DictConfig) -> None:
     if cfg.pack in (None, 1):
         train(*run)
         return
-    check_options(apply_trial(run.cfg))
+    check_options(apply_trial(run.cfg), overrides)
     _waiting.append(run._replace(cfg=apply_trial(run.cfg)))
 
 

@@ -49,12 +49,14 @@ RULES: dict[str, Rule] = {
                       "a name without / \\ # ? % :"),
     "budget.updates": _or_null(SIZE), "budget.epochs": _or_null(SIZE), "budget.eval_every": _or_null(SIZE),
     "budget.eval_batches": _or_null(SIZE), "budget.population_batches": _or_null(SIZE),
+    "lr_decay": (lambda v: v is None, "{after: N, divisor: D} and perhaps every: M, or null"),
     "lr_decay.after": _whole(0), "lr_decay.divisor": POSITIVE, "lr_decay.every": SIZE,
     "lr": POSITIVE, "momentum": SHARE, "decay": SHARE, "dropout": SHARE, "eps": POSITIVE, "input_eps": POSITIVE,
     "hidden_size": SIZE, "embedding_size": _or_null(SIZE), "depth": SIZE, "num_layers": SIZE, "window": SIZE,
     "length": _whole(2), "state_noise": _number(0), "vocabulary_size": _whole(4), "least_count": SIZE,
     "num_states": SIZE, "num_features": SIZE, "max_frames": SIZE, "num_sentences": _or_null(SIZE),
     "valid_segments": _or_null(SIZE), "bound": _number(0), "scale": _number(0), "year": SIZE,
+    "gamma_init": (lambda v: v is None or type(v) in (int, float), "a number, or null"),
     "bidirectional": SWITCH, "mean_skip": SWITCH, "bilinear": SWITCH, "permute_entities": SWITCH, "prefix": SWITCH,
 }  # fmt: skip
 NEEDED = (
@@ -63,23 +65,36 @@ NEEDED = (
     "pack", "data_dir", "out_dir", "wandb.mode", "wandb.project", "model._target_", "data._target_", "optim._target_",
     *(f"budget.{name}" for name in ("updates", "eval_every", "eval_batches", "population_batches")),
 )  # fmt: skip
-ALSO = ("budget.epochs", "budget.name", "label", "setting")  # keys that train.yaml lacks, but experiments add
+ALSO = (  # keys that train.yaml lacks, but experiments add
+    "budget.epochs", "budget.name", "label", "setting", "lr_decay.after", "lr_decay.divisor", "lr_decay.every",
+)  # fmt: skip
 
 
-def check_options(cfg: DictConfig) -> None:
-    """Raise BnrnnError for the first option of a type or range that cannot be trained, and for an unknown one."""
+def check_options(cfg: DictConfig, overrides: dict[str, str] | None = None) -> None:
+    """Raise BnrnnError for the first option of a type or range that cannot be trained, and for an unknown one.
+
+    `overrides` are those of the run; one that has no effect is refused.
+    """
     values = dict(_leaves(OmegaConf.to_container(cfg, resolve=True)))
     if lacking := [key for key in NEEDED if OmegaConf.select(cfg, key, default=MISSING) is MISSING]:
         raise BnrnnError(f"{lacking[0]} has no value: give it one, or restore the files in {CONF} with git")
     known = [*_base_keys(), *ALSO]
     for key, value in values.items():
         group, _, _ = key.partition(".")
-        if group not in ("model", "data", "optim", "search") and key not in known and group != "lr_decay":
+        if group not in ("model", "data", "optim", "search") and key not in known:
             raise BnrnnError(f"{key} is no option{_nearest(key, known)}")
         rule = RULES.get(key) or (RULES.get(key.rpartition(".")[2]) if group in ("model", "data", "optim") else None)
         if rule is not None and not rule[0](value):
             raise BnrnnError(f"{key}={value} is not valid: expected {rule[1]}")
-    if values.get("budget.updates") is None and values.get("budget.epochs") is None:
+    if cfg.lr_decay is not None and not {"lr_decay.after", "lr_decay.divisor"} <= set(values):
+        raise BnrnnError(f"lr_decay={cfg.lr_decay} is not valid: expected {RULES['lr_decay'][1]}")
+    updates, epochs = values.get("budget.updates"), values.get("budget.epochs")
+    if updates is not None and epochs is not None and "budget.epochs" in (overrides or {}):
+        raise BnrnnError(
+            f"budget.epochs={epochs} has no effect, because budget.updates is {updates}: add budget.updates=null, or "
+            "leave one of them out"
+        )
+    if updates is None and epochs is None:
         raise BnrnnError("budget.updates and budget.epochs are both null: set the length of the run with one of them")
 
 
