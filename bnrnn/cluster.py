@@ -28,13 +28,14 @@ from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError, check_size, report_errors
 from bnrnn.files import make_folder, read_json, write_json
 from bnrnn.report.markdown import NONE, markdown
-from bnrnn.report.outcome import check_results, failure_line, failures_of, state_of, summary
+from bnrnn.report.outcome import check_cells, failure_line, failures_of, state_of, summary
 from bnrnn.report.progress import Known, last_record, load_known, run_of
 from bnrnn.slurm import Queued, Task, folder_of, is_over, queued
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.failures import failure
 from bnrnn.training.lock import check_locks, holder
 from bnrnn.training.log import LOG, say
+from bnrnn.training.options import check_launcher
 from bnrnn.training.results import FILE
 from bnrnn.workers import MENDABLE
 
@@ -59,8 +60,6 @@ def submit(arguments: list[str]) -> None:
     make_folder(folder)
     check_locks(folder)
     own = {key: options.pop(key) for key in OWN}
-    for key in ("workers", "jobs"):
-        check_size(f"hydra.launcher.{key}", own[key])
     pack = 1 if cells[0].cfg.pack is None else cells[0].cfg.pack
     check_size("pack", pack)
     overrides = [a for a in arguments if not a.lstrip("+~").startswith(("hydra.", "hydra/"))]
@@ -80,10 +79,14 @@ def submit(arguments: list[str]) -> None:
 
 
 def launcher_options(arguments: list[str], cell: Cell) -> dict[str, Any]:
-    """The options in conf/hydra/launcher/slurm.yaml, with those of the command line. Composes one cell, to check it."""
+    """The options in conf/hydra/launcher/slurm.yaml, with those of the command line. Raises BnrnnError for wrong ones.
+
+    Composes one cell, to check it.
+    """
     own = [a for a in arguments if a.lstrip("+~").startswith("hydra.launcher.")]
     cfg = compose_config(*cell.choices, "hydra/launcher=slurm", *own, hydra=True)
     options: Any = OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
+    check_launcher(options)
     return options
 
 
@@ -241,7 +244,7 @@ def main() -> None:
     is_waiting = "wait=0" not in arguments
     arguments = [a for a in arguments if not a.startswith("wait=")]
     cells = expand(arguments)
-    check_results(cells)
+    check_cells(cells)
     try:
         if command == "submit":
             submit(arguments)

@@ -30,7 +30,7 @@ from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.device import choose_device
 from bnrnn.training.log import RunLog
 from bnrnn.training.loop import Trainer, outputs
-from bnrnn.training.options import check_options
+from bnrnn.training.options import check_options, naming_nearest_key
 from bnrnn.training.pack import has_replicas, is_padded
 from bnrnn.training.results import FILE, Result, check_same_config, config_record
 from bnrnn.training.state import TrainState
@@ -197,7 +197,9 @@ def render(planned: list[Cell], measured: dict[str, Cost]) -> str:
 
 def main() -> None:
     arguments = sys.argv[1:]
-    planned = cells(arguments)
+    with naming_nearest_key():
+        planned = cells(arguments)
+        check_options(planned[0].cfg, planned[0].overrides)
     print(render(planned, costs(planned)))
 
 

@@ -10,15 +10,11 @@ import os
 import sys
 import time
 
-from hydra.errors import HydraException
-
-from bnrnn.config import checking_files, compose_config
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.report.live import Live
-from bnrnn.report.outcome import check_results, failures_of, state_of, summary
+from bnrnn.report.outcome import check_cells, failures_of, state_of, summary
 from bnrnn.training.cells import expand
 from bnrnn.training.log import say
-from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.stop import Stop
 from bnrnn.workers import MENDABLE, run_team
 
@@ -31,12 +27,7 @@ def main() -> None:
     if not jobs.isdecimal() or int(jobs) < 1:
         raise BnrnnError(f"jobs={jobs} is not valid: expected the number of processes, such as jobs=2")
     cells, since = expand(arguments), time.time()
-    try:
-        with checking_files():
-            check_options(cells[0].cfg, cells[0].overrides)  # a wrong option is one message, before anything is trained
-        check_results(cells)
-    except HydraException as error:
-        raise BnrnnError(with_nearest_key(error, lambda: keys_of(compose_config()))) from error
+    check_cells(cells)
     with Stop() as stop:
         with Live(cells, since) as live:
             run_team(cells, since, int(jobs), stop, look=live.look, is_silent=live.is_shown)

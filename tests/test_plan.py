@@ -102,6 +102,14 @@ def test_durations_are_in_a_readable_unit():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("override", "message"), [("sed=0", "did you mean seed?"), ("seed=a", "seed=a is not valid")])
+def test_a_plan_of_wrong_options_is_one_message(monkeypatch, arguments, override, message):
+    monkeypatch.setattr("sys.argv", ["bnrnn-plan", *arguments, override])
+    with pytest.raises(SystemExit) as ended:
+        plan.cli()
+    assert message in str(ended.value.code)
+
+
 def test_a_plan_of_nothing_is_refused():
     with pytest.raises(BnrnnError, match="experiment=<paper>/<table> is missing"):
         plan.cells(["seed=0"])

@@ -8,6 +8,7 @@ from bnrnn.training.cells import Cell
 from bnrnn.training.failures import failure
 from bnrnn.training.lock import is_being_trained
 from bnrnn.training.log import LOG
+from bnrnn.training.options import check_options, naming_nearest_key
 from bnrnn.training.results import FILE, Result, check_same_config, config_record
 
 
@@ -16,6 +17,13 @@ def state_of(cell: Cell, since: float) -> str:
     if (cell.folder / FILE).exists():
         return "finished"
     return "failed" if failure(cell.folder, since) else "running" if is_being_trained(cell.folder) else "left"
+
+
+def check_cells(cells: list[Cell]) -> None:
+    """Raise BnrnnError for wrong options, as one message before anything is trained, and for results of others."""
+    with naming_nearest_key():
+        check_options(cells[0].cfg, cells[0].overrides)
+        check_results(cells)
 
 
 def check_results(cells: list[Cell]) -> None:

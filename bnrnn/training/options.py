@@ -3,14 +3,16 @@
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from bnrnn.config import CONF
+from bnrnn.config import CONF, checking_files, compose_config
 from bnrnn.errors import BnrnnError
 
 MOST_THREADS = 512  # far more than this crash OpenMP
@@ -59,6 +61,17 @@ RULES: dict[str, Rule] = {
     "gamma_init": (lambda v: v is None or type(v) in (int, float), "a number, or null"),
     "bidirectional": SWITCH, "mean_skip": SWITCH, "bilinear": SWITCH, "permute_entities": SWITCH, "prefix": SWITCH,
 }  # fmt: skip
+TEXTS: Rule = (
+    lambda v: isinstance(v, list) and all(isinstance(text, str) for text in v),
+    'a list of texts, such as \'["a","b"]\'',
+)
+LAUNCHER: dict[str, Rule] = {  # the options of conf/hydra/launcher/slurm.yaml that others than sbatch read
+    "workers": SIZE, "jobs": SIZE, "timeout_min": SIZE, "signal_delay_s": SIZE, "max_num_timeout": _whole(0),
+    "wait_for_lock_s": _number(0), "cpus_per_task": _or_null(SIZE), "gpus_per_node": _or_null(_whole(0)),
+    "mem_gb": _or_null(_number(0, above=True)), "setup": _or_null(TEXTS), "srun_args": _or_null(TEXTS),
+    "stderr_to_stdout": SWITCH,
+    "additional_parameters": _or_null((lambda v: isinstance(v, dict), "keys and values")),
+}  # fmt: skip
 NEEDED = (
     "name", "seed", "batch_size", "population_batch_size", "grad_clip", "lr_decay", "sum_over_time", "search",
     "log_every", "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every", "resume",
@@ -96,6 +109,23 @@ def check_options(cfg: DictConfig, overrides: dict[str, str] | None = None) -> N
         )
     if updates is None and epochs is None:
         raise BnrnnError("budget.updates and budget.epochs are both null: set the length of the run with one of them")
+
+
+def check_launcher(options: dict[str, Any]) -> None:
+    """Raise BnrnnError for the first option of the launcher that has a wrong type or range."""
+    for key, value in options.items():
+        if key in LAUNCHER and not LAUNCHER[key][0](value):
+            raise BnrnnError(f"hydra.launcher.{key}={value} is not valid: expected {LAUNCHER[key][1]}")
+
+
+@contextmanager
+def naming_nearest_key() -> Iterator[None]:
+    """Context manager for composing configurations: the error of an unknown key names the nearest existing one."""
+    try:
+        with checking_files():
+            yield
+    except HydraException as error:
+        raise BnrnnError(with_nearest_key(error, lambda: keys_of(compose_config()))) from error
 
 
 def with_nearest_key(error: Exception, keys: Callable[[], list[str]]) -> str:
