@@ -22,6 +22,14 @@ PATHS = re.findall(rf"`((?:{FOLDERS})/[\w./-]*)`", "".join(path.read_text() for 
 MAX_LINES = 150
 
 
+@pytest.mark.parametrize("out", ["results", "results/", "./results", str(ROOT / "results"), "outputs", "results/mine"])
+def test_pages_are_written_only_after_runs_that_count(out):
+    """The folder of the pages may be written in several ways."""
+    command = ["make", "--dry-run", "render-table1", f"OUT={out}"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ("scripts/make_tables.py;" in run.stdout) == (out not in ("outputs", "results/mine"))
+
+
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
 def test_every_make_command_has_a_target_and_its_recipes_exist(command):
     run = subprocess.run(["make", "--dry-run", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True)
