@@ -41,7 +41,7 @@ LARGEST = 2_000_000  # bytes of the largest compressed checkpoint that should be
 class Options:
     """The command and the options of the command line."""
 
-    command: str = "train"  # train, work, status, pack
+    command: str = "train"  # train, work, status, compress
     hours: float = math.nan
     jobs: int = 1
     file: Path = ROOT / "conf" / "campaign.yaml"
@@ -163,7 +163,7 @@ def main() -> None:
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
-    report_errors(main, *MENDABLE)
+    report_errors(main, *MENDABLE, usage=__doc__)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 
 from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError, check_size, report_errors
-from bnrnn.files import make_folder, read_json, write_json
+from bnrnn.files import make_folder, read_json, reading, write_json
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.outcome import check_cells, failure_line, failures_of, state_of, summary
 from bnrnn.report.progress import Known, last_record, load_known, run_of
@@ -115,7 +115,13 @@ def _sbatch(task: Task, workers: int, folder: Path, options: dict[str, Any]) -> 
 
 def submissions(folder: Path) -> dict[str, dict[str, Any]]:
     """What was submitted for a sweep, by the numbers of the jobs."""
-    return {path.stem: read_json(path, "remove it") for path in sorted(folder.glob("*.json"))}
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        with reading(path, "remove it", "a submission"):
+            found[path.stem] = read_json(path, "remove it", "a submission")
+            if not isinstance(found[path.stem], dict) or not {"arguments", "since"} <= found[path.stem].keys():
+                raise ValueError("expected arguments and since")
+    return found
 
 
 def wait(cells: list[Cell]) -> int:
@@ -229,8 +235,12 @@ def sweeps(arguments: list[str]) -> list[list[Cell]]:
     out_dir = Path(next((a.split("=", 1)[1] for a in arguments), "outputs"))
     found: dict[Path, dict[Path, Cell]] = {}
     for folder in sorted({path.parent for path in out_dir.rglob("slurm/*.json")}):
-        for record in submissions(folder).values():
-            found.setdefault(folder, {}).update({cell.folder: cell for cell in expand(record["arguments"])})
+        try:
+            cells = [cell for record in submissions(folder).values() for cell in expand(record["arguments"])]
+        except BnrnnError as error:  # it must not hide the other sweeps
+            say(f"left out: {folder}: {error}")
+            continue
+        found[folder] = {cell.folder: cell for cell in cells}
     return [list(cells.values()) for cells in found.values()]
 
 
@@ -258,7 +268,7 @@ def main() -> None:
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
-    report_errors(main, *MENDABLE)
+    report_errors(main, *MENDABLE, usage=__doc__)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The error class for mistakes that a user can correct, and how programs report it."""
 
 import errno
+import io
 import math
 import signal
 import sys
@@ -54,11 +55,20 @@ def in_words(error: Exception) -> str:
     return "".join(traceback.format_exception(error)).rstrip() if cause is None else str(cause)
 
 
-def report_errors(main: Callable[[], None], *also: type[Exception]) -> None:
+def report_errors(main: Callable[[], None], *also: type[Exception], usage: str | None = None) -> None:
     """Run a program. An error that the user can correct (see `mendable`) ends it with one message.
 
     Any other error is a bug and keeps its traceback. Ctrl-C ends it with the exit status 130.
+
+    Args:
+        usage: what --help prints, for programs that do not read this option themselves.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack some characters, such as dashes
+    if usage is not None and {"-h", "--help"} & set(sys.argv[1:]):
+        print(usage.strip())
+        return
     try:
         main()
     except KeyboardInterrupt:

@@ -148,7 +148,7 @@ def main() -> None:
 
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
-    report_errors(main)
+    report_errors(main, usage=__doc__)
 
 
 if __name__ == "__main__":

@@ -205,7 +205,7 @@ def main() -> None:
 
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
-    report_errors(main, HydraException, OmegaConfBaseException)
+    report_errors(main, HydraException, OmegaConfBaseException, usage=__doc__)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import sys
 import time
 
 from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.files import make_folder
 from bnrnn.report.live import Live
 from bnrnn.report.outcome import check_cells, failures_of, state_of, summary
 from bnrnn.training.cells import expand
@@ -28,6 +29,7 @@ def main() -> None:
         raise BnrnnError(f"jobs={jobs} is not valid: expected the number of processes, such as jobs=2")
     cells, since = expand(arguments), time.time()
     check_cells(cells)
+    make_folder(cells[0].folder.parent)  # an out_dir that cannot be used is one message too
     with Stop() as stop:
         with Live(cells, since) as live:
             run_team(cells, since, int(jobs), stop, look=live.look, is_silent=live.is_shown)
@@ -43,7 +45,7 @@ def main() -> None:
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
-    report_errors(main, *MENDABLE)
+    report_errors(main, *MENDABLE, usage=__doc__)
 
 
 if __name__ == "__main__":

@@ -240,6 +240,21 @@ def test_the_status_lists_every_run_of_all_submitted_sweeps(tmp_path, monkeypatc
         sweeps(["seed=0"])
 
 
+def test_a_damaged_submission_and_one_of_a_removed_experiment_hide_no_others(tmp_path, capsys):
+    for name, content in {
+        "a": {"arguments": [*TINY, f"out_dir={tmp_path}", "seed=0"], "since": 0.0},
+        "b": {},
+        "c": {"arguments": ["experiment=removed"], "since": 0.0},
+    }.items():
+        (tmp_path / name / "slurm").mkdir(parents=True)
+        write_json(tmp_path / name / "slurm/1.json", content)
+    ((cell,),) = sweeps([f"out_dir={tmp_path}"])
+    assert cell.overrides["seed"] == "0"
+    output = capsys.readouterr().out
+    assert "b/slurm/1.json is not a submission (expected arguments and since): remove it\n" in output
+    assert "experiment=removed is unknown" in output
+
+
 def test_a_killed_worker_is_replaced_and_a_run_that_kills_it_twice_has_failed(tmp_path, monkeypatch, capfd):
     bad, good = cells = cells_in(tmp_path, "seed=0,1")
 

@@ -1,5 +1,6 @@
 """The commands, options and paths in README.md, CONTRIBUTING.md and docs/ exist."""
 
+import io
 import re
 import runpy
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 import yaml
 
+from bnrnn import campaign, cluster, evidence, plan, sweep
 from bnrnn.campaign import parse
 from bnrnn.config import ROOT, compose_config
 from bnrnn.report.claims import needed
@@ -60,6 +62,17 @@ def test_every_script_knows_its_options(monkeypatch, capsys):
         with pytest.raises(SystemExit):
             runpy.run_path(str(path), run_name="__main__")
         assert names <= set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("command", [sweep, plan, campaign, cluster, evidence])
+def test_every_command_prints_its_usage_also_where_a_character_is_missing(monkeypatch, command):
+    output = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "argv", [command.__name__, "--help"])
+    monkeypatch.setattr(sys, "stdout", output)
+    command.cli()
+    print("–", end="", flush=True)
+    text = output.buffer.getvalue().decode()
+    assert f"python -m {command.__name__} " in text and text.endswith("?")
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS)))

@@ -91,6 +91,13 @@ def test_a_wrong_option_is_one_message_before_anything_is_trained(arguments, tmp
         sweep.cli()
 
 
+def test_an_out_dir_that_is_a_file_is_one_message(arguments, tmp_path):
+    (tmp_path / "file").write_text("")
+    arguments("budget=smoke", "seed=0", f"out_dir={tmp_path}/file")
+    with pytest.raises(SystemExit, match=r"^error: .*file/quickstart/smoke cannot be written \(Not a directory\)"):
+        sweep.cli()
+
+
 def test_a_result_of_another_configuration_is_one_message_before_anything_is_trained(arguments, monkeypatch, tmp_path):
     """Workers would take it for the result of this recipe."""
     (first, _) = expand(arguments("budget=smoke", "seed=0,1"))

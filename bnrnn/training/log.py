@@ -39,14 +39,17 @@ class CountCells(Callback):
 
 
 def say(text: str, title: str = "") -> None:
-    """Print one line, above the progress bar if there is one."""
-    tqdm.write(f"{title} {text}".strip(), file=sys.stdout)
-    sys.stdout.flush()
+    """Print one line, above the progress bar if there is one; none if nobody reads any more, as after `| head`."""
+    try:
+        tqdm.write(f"{title} {text}".strip(), file=sys.stdout)
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_log(run_dir: Path, text: str) -> None:
     """Append a line with the time to the log in the folder of a run."""
-    with writing(run_dir / LOG), (run_dir / LOG).open("a") as file:
+    with writing(run_dir / LOG), (run_dir / LOG).open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
 

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -173,6 +174,15 @@ def test_records_after_the_checkpoint_are_dropped_and_a_line_cut_off_by_a_kill_i
     records = read_jsonl(tmp_path / "metrics.jsonl")
     assert [r["update"] for r in records] == [1, 2, 3]
     assert records[-1]["train/loss"] is None
+
+
+def test_a_line_that_nobody_reads_does_not_end_a_run(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        for _ in range(3):
+            log.say("a line")
 
 
 def test_it_is_quiet_where_there_is_no_terminal(tmp_path, capsys):
