@@ -49,7 +49,7 @@ def lacks_memory(error: Exception) -> bool:
     )
 
 
-def in_words(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The message of an error that a user can correct; of a bug also its type and where it was raised."""
     cause = mendable(error)
     return "".join(traceback.format_exception(error)).rstrip() if cause is None else str(cause)

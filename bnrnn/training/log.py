@@ -16,7 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from bnrnn.errors import BnrnnError, in_words
+from bnrnn.errors import BnrnnError, error_text
 from bnrnn.files import atomic_write, read_bytes, writing
 from bnrnn.training import mirror
 from bnrnn.training.turns import group_size
@@ -90,7 +90,7 @@ class RunLog:
         self.file.close()
         if isinstance(error[1], Exception):
             with suppress(BnrnnError):  # the disk may be full
-                write_log(self.path.parent, f"ended by an error: {in_words(error[1])}")
+                write_log(self.path.parent, f"ended by an error: {error_text(error[1])}")
         self._to_wandb(lambda run: run.finish(exit_code=0 if error[0] is None else 1))
 
     def _to_wandb(self, send: Callable[[Any], object]) -> None:

@@ -5,7 +5,7 @@ import sys
 import threading
 from types import FrameType
 
-from bnrnn.errors import in_words
+from bnrnn.errors import error_text
 
 
 class Interrupted(SystemExit):
@@ -67,7 +67,7 @@ class Stop:
 
     def tell(self, error: Exception) -> None:
         """Print an error that would be concealed, because the signal ends the process."""
-        print(f"error: {in_words(error)}", file=sys.stderr, flush=True)
+        print(f"error: {error_text(error)}", file=sys.stderr, flush=True)
 
     def check(self) -> None:
         """Raise Interrupted if a signal has arrived."""
