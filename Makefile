@@ -28,7 +28,7 @@ RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
 RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(OUT) $(if $(filter smoke,$(BUDGET)),--smoke); done; \
-	$(if $(filter results,$(OUT)),$(PYTHON) scripts/make_tables.py;) \
+	$(if $(filter $(abspath results),$(abspath $(OUT))),$(PYTHON) scripts/make_tables.py;) \
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
 .PHONY: help setup quickstart test test-slow test-slurm sanitize lint types check tables compare site site-test data doctor bench running
@@ -119,7 +119,7 @@ doctor: setup  ## tell in a minute what works here: engines, GPU, data, programs
 	$(PYTHON) -m bnrnn.doctor --device $(DEVICE) --out-dir $(OUT)
 
 bench: setup  ## time the layers, nn.LSTM and a Python loop, into results/bench/ (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
-	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(QUICK),--quick) $(if $(PEERS),--peers) $(ARGS)
+	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PEERS),--peers) $(ARGS)
 
 kernels: setup  ## compile the Triton kernels for three GPUs, and write what they need into docs/engines.md; needs none
 	$(PYTHON) scripts/kernels.py

@@ -22,6 +22,7 @@ from typing import Any
 
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.report.outcome import check_results
 from bnrnn.report.progress import LONG, Entry, load_entries, render
 from bnrnn.training import checkpoint
 from bnrnn.training.cells import Cell
@@ -62,12 +63,15 @@ def run_nicely(options: Options) -> int:
     """Run one worker at low priority, and return its exit status."""
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     cells = in_order(load_entries(options.file, options.out_dir), options.lane)
+    if not options.parent:
+        check_results(cells)
     return run_worker(cells, options.since, options.parent, options.pack)
 
 
 def run_campaign(options: Options) -> int:
     """Start the workers, stop them when the time is over or a signal arrives, and print the progress."""
     entries = load_entries(options.file, options.out_dir)  # here, so that an error in the file is reported only once
+    check_results(in_order(entries, ""))
     deadline = time.monotonic() + 3600 * options.hours
     with Stop() as stop:
         lanes = [""] if options.jobs == 1 else [LONG, *["short"] * (options.jobs - 1)]
@@ -100,7 +104,7 @@ def compress(options: Options) -> None:
     """Compress the checkpoints of all unfinished runs, and print which ones are too large."""
     for cell in in_order(load_entries(options.file, options.out_dir), ""):
         path = cell.folder / CHECKPOINT
-        if path.exists() and not is_being_trained(cell.folder):
+        if path.exists() and checkpoint.existing(path) == path and not is_being_trained(cell.folder):
             small = checkpoint.compress(path, LARGEST)
             name = checkpoint.compressed(path) if small else path
             say(f"{name}: " + ("compressed" if small else f"more than {LARGEST:,} bytes, not compressed"))
@@ -159,7 +163,7 @@ def main() -> None:
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
-    report_errors(main, *MENDABLE)
+    report_errors(main, *MENDABLE, usage=__doc__)
 
 
 if __name__ == "__main__":

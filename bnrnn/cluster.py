@@ -26,15 +26,16 @@ from omegaconf import OmegaConf
 
 from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError, check_size, report_errors
-from bnrnn.files import make_folder, read_json, write_json
+from bnrnn.files import make_folder, read_json, reading, write_json
 from bnrnn.report.markdown import NONE, markdown
-from bnrnn.report.outcome import failure_line, failures_of, state_of, summary
+from bnrnn.report.outcome import check_cells, failure_line, failures_of, state_of, summary
 from bnrnn.report.progress import Known, last_record, load_known, run_of
 from bnrnn.slurm import Queued, Task, folder_of, is_over, queued
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.failures import failure
 from bnrnn.training.lock import check_locks, holder
 from bnrnn.training.log import LOG, say
+from bnrnn.training.options import check_launcher
 from bnrnn.training.results import FILE
 from bnrnn.workers import MENDABLE
 
@@ -59,8 +60,6 @@ def submit(arguments: list[str]) -> None:
     make_folder(folder)
     check_locks(folder)
     own = {key: options.pop(key) for key in OWN}
-    for key in ("workers", "jobs"):
-        check_size(f"hydra.launcher.{key}", own[key])
     pack = 1 if cells[0].cfg.pack is None else cells[0].cfg.pack
     check_size("pack", pack)
     overrides = [a for a in arguments if not a.lstrip("+~").startswith(("hydra.", "hydra/"))]
@@ -80,10 +79,14 @@ def submit(arguments: list[str]) -> None:
 
 
 def launcher_options(arguments: list[str], cell: Cell) -> dict[str, Any]:
-    """The options in conf/hydra/launcher/slurm.yaml, with those of the command line. Composes one cell, to check it."""
+    """The options in conf/hydra/launcher/slurm.yaml, with those of the command line. Raises BnrnnError for wrong ones.
+
+    Composes one cell, to check it.
+    """
     own = [a for a in arguments if a.lstrip("+~").startswith("hydra.launcher.")]
     cfg = compose_config(*cell.choices, "hydra/launcher=slurm", *own, hydra=True)
     options: Any = OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
+    check_launcher(options)
     return options
 
 
@@ -112,7 +115,13 @@ def _sbatch(task: Task, workers: int, folder: Path, options: dict[str, Any]) -> 
 
 def submissions(folder: Path) -> dict[str, dict[str, Any]]:
     """What was submitted for a sweep, by the numbers of the jobs."""
-    return {path.stem: read_json(path, "remove it") for path in sorted(folder.glob("*.json"))}
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        with reading(path, "remove it", "a submission"):
+            found[path.stem] = read_json(path, "remove it", "a submission")
+            if not isinstance(found[path.stem], dict) or not {"arguments", "since"} <= found[path.stem].keys():
+                raise ValueError("expected arguments and since")
+    return found
 
 
 def wait(cells: list[Cell]) -> int:
@@ -226,8 +235,12 @@ def sweeps(arguments: list[str]) -> list[list[Cell]]:
     out_dir = Path(next((a.split("=", 1)[1] for a in arguments), "outputs"))
     found: dict[Path, dict[Path, Cell]] = {}
     for folder in sorted({path.parent for path in out_dir.rglob("slurm/*.json")}):
-        for record in submissions(folder).values():
-            found.setdefault(folder, {}).update({cell.folder: cell for cell in expand(record["arguments"])})
+        try:
+            cells = [cell for record in submissions(folder).values() for cell in expand(record["arguments"])]
+        except BnrnnError as error:  # it must not hide the other sweeps
+            say(f"left out: {folder}: {error}")
+            continue
+        found[folder] = {cell.folder: cell for cell in cells}
     return [list(cells.values()) for cells in found.values()]
 
 
@@ -240,11 +253,13 @@ def main() -> None:
         return
     is_waiting = "wait=0" not in arguments
     arguments = [a for a in arguments if not a.startswith("wait=")]
+    cells = expand(arguments)
+    check_cells(cells)
     try:
         if command == "submit":
             submit(arguments)
         if is_waiting:
-            sys.exit(wait(expand(arguments)))
+            sys.exit(wait(cells))
     except KeyboardInterrupt:
         print("\nstopped waiting; the workers continue. `wait` instead of `submit` waits again")
         sys.exit(130)
@@ -253,7 +268,7 @@ def main() -> None:
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
-    report_errors(main, *MENDABLE)
+    report_errors(main, *MENDABLE, usage=__doc__)
 
 
 if __name__ == "__main__":

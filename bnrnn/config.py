@@ -26,6 +26,7 @@ def root() -> Path:
 ROOT = root()
 CONF = ROOT / "conf"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML has it
+GROUPS = ("model", "data", "optim", "budget")
 LABELED = ("model", "data")  # nodes that may have a label; the label of a setting is a top-level key
 
 
@@ -48,6 +49,10 @@ def checking_files() -> Iterator[None]:
                     raise ValueError("expected keys and values") from None
         if isinstance(error, yaml.YAMLError):  # what OmegaConf refuses beside: its message has the path
             raise BnrnnError(f"{' '.join(str(error).split())}: restore the file with git") from error
+        if "Config group override must be" in str(error):  # hydra does not say which
+            raise BnrnnError(
+                f"{', '.join(GROUPS)} cannot be null or empty: use one of their files in {CONF}"
+            ) from error
         raise
 
 

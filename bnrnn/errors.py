@@ -1,9 +1,11 @@
 """The error class for mistakes that a user can correct, and how programs report it."""
 
 import errno
+import io
 import math
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any
@@ -47,11 +49,26 @@ def lacks_memory(error: Exception) -> bool:
     )
 
 
-def report_errors(main: Callable[[], None], *also: type[Exception]) -> None:
+def error_text(error: Exception) -> str:
+    """The message of an error that a user can correct; of a bug also its type and where it was raised."""
+    cause = mendable(error)
+    return "".join(traceback.format_exception(error)).rstrip() if cause is None else str(cause)
+
+
+def report_errors(main: Callable[[], None], *also: type[Exception], usage: str | None = None) -> None:
     """Run a program. An error that the user can correct (see `mendable`) ends it with one message.
 
     Any other error is a bug and keeps its traceback. Ctrl-C ends it with the exit status 130.
+
+    Args:
+        usage: what --help prints, for programs that do not read this option themselves.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack some characters, such as dashes
+    if usage is not None and {"-h", "--help"} & set(sys.argv[1:]):
+        print(usage.strip())
+        return
     try:
         main()
     except KeyboardInterrupt:

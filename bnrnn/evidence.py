@@ -14,9 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
@@ -81,7 +83,7 @@ def run(step: Step, folder: Path) -> str:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        except BaseException:  # Ctrl-C: the program is in another process group
+        except BaseException:  # Ctrl-C or a signal: the program is in another process group
             os.killpg(process.pid, signal.SIGTERM)
             process.wait()
             raise
@@ -112,19 +114,41 @@ def parse(arguments: list[str]) -> Options:
     return options
 
 
+@contextmanager
+def exiting_on_signals() -> Iterator[None]:
+    """Context manager in which SIGTERM and SIGHUP raise SystemExit, so that `run` ends the program of its step.
+
+    A signal that is ignored remains so, such as SIGHUP after `nohup`.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        if before[number] != signal.SIG_IGN:
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def main() -> None:
     options, begun = parse(sys.argv[1:]), time.monotonic()
     make_folder(options.out_dir)
     lines: list[str] = []
-    for step in steps(options, begun):
-        lines.append(run(step, options.out_dir))
-        write_text(options.out_dir / "summary.txt", "".join(f"{line}\n" for line in lines))
+    with exiting_on_signals():
+        for step in steps(options, begun):
+            lines.append(run(step, options.out_dir))
+            write_text(options.out_dir / "summary.txt", "".join(f"{line}\n" for line in lines))
     print(f"\nAll of it lies in {options.out_dir}:\n" + "\n".join(f"  {line}" for line in lines))
 
 
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
-    report_errors(main)
+    report_errors(main, usage=__doc__)
 
 
 if __name__ == "__main__":

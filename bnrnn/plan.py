@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from hydra.errors import HydraException
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -25,13 +24,13 @@ from bnrnn.errors import report_errors
 from bnrnn.layers.population import batch_statistics, estimated_together, has_batch_norm
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.training import checkpoint
-from bnrnn.training.build import build
+from bnrnn.training.build import build, optimizer_of
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.device import choose_device
 from bnrnn.training.log import RunLog
 from bnrnn.training.loop import Trainer, outputs
-from bnrnn.training.options import check_options
+from bnrnn.training.options import check_options, naming_nearest_key
 from bnrnn.training.pack import has_replicas, is_padded
 from bnrnn.training.results import FILE, Result, check_same_config, config_record
 from bnrnn.training.state import TrainState
@@ -88,7 +87,7 @@ def measure(record: dict[str, Any]) -> Cost:
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
 
-    optimizer = instantiate(cfg.optim)(model.parameters())
+    optimizer = optimizer_of(cfg, model)
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder)) as log:
         state = TrainState("", [])
         trainer = Trainer(cfg, model, data, optimizer, device, state, log, Stop(), lambda snapshot: None)
@@ -157,9 +156,10 @@ _fitting: dict[str, int] = {}
 
 
 def _kind(cell: Cell) -> str:
-    """The options that determine the cost of a cell: its overrides without seed and trial, and its batch size."""
+    """The options that determine the cost of a cell: budget, overrides without seed and trial, and batch size."""
     named = {k: v for k, v in cell.overrides.items() if k not in ("seed", "search.trial")}
-    return " ".join(f"{k}={v}" for k, v in {**named, "batch_size": cell.cfg.batch_size}.items())
+    kind = {"experiment": cell.experiment, "budget": cell.budget, **named, "batch_size": cell.cfg.batch_size}
+    return " ".join(f"{k}={v}" for k, v in kind.items())
 
 
 def duration(seconds: float | int) -> str:
@@ -197,13 +197,15 @@ def render(planned: list[Cell], measured: dict[str, Cost]) -> str:
 
 def main() -> None:
     arguments = sys.argv[1:]
-    planned = cells(arguments)
+    with naming_nearest_key():
+        planned = cells(arguments)
+        check_options(planned[0].cfg, planned[0].overrides)
     print(render(planned, costs(planned)))
 
 
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
-    report_errors(main, HydraException, OmegaConfBaseException)
+    report_errors(main, HydraException, OmegaConfBaseException, usage=__doc__)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,12 @@ import os
 import sys
 import time
 
-from hydra.errors import HydraException
-
-from bnrnn.config import checking_files, compose_config
 from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.files import make_folder
 from bnrnn.report.live import Live
-from bnrnn.report.outcome import failures_of, state_of, summary
+from bnrnn.report.outcome import check_cells, failures_of, state_of, summary
 from bnrnn.training.cells import expand
 from bnrnn.training.log import say
-from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.stop import Stop
 from bnrnn.workers import MENDABLE, run_team
 
@@ -31,11 +28,8 @@ def main() -> None:
     if not jobs.isdecimal() or int(jobs) < 1:
         raise BnrnnError(f"jobs={jobs} is not valid: expected the number of processes, such as jobs=2")
     cells, since = expand(arguments), time.time()
-    try:
-        with checking_files():
-            check_options(cells[0].cfg)  # a wrong option is one message, before anything is trained
-    except HydraException as error:
-        raise BnrnnError(with_nearest_key(error, lambda: keys_of(compose_config()))) from error
+    check_cells(cells)
+    make_folder(cells[0].folder.parent)  # an out_dir that cannot be used is one message too
     with Stop() as stop:
         with Live(cells, since) as live:
             run_team(cells, since, int(jobs), stop, look=live.look, is_silent=live.is_shown)
@@ -51,7 +45,7 @@ def main() -> None:
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
-    report_errors(main, *MENDABLE)
+    report_errors(main, *MENDABLE, usage=__doc__)
 
 
 if __name__ == "__main__":

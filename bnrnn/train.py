@@ -14,7 +14,6 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -24,10 +23,10 @@ from bnrnn.files import make_folder, reading
 from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
 from bnrnn.metrics import has_java
 from bnrnn.training import checkpoint, mirror
-from bnrnn.training.build import build, engines_of
+from bnrnn.training.build import build, engines_of, optimizer_of
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.lock import locked
-from bnrnn.training.log import METRICS, RunLog, read_jsonl, say
+from bnrnn.training.log import METRICS, RunLog, read_jsonl, say, write_log
 from bnrnn.training.loop import Trainer
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pack import Run, describe, in_packs
@@ -56,7 +55,7 @@ def train(
     (bnrnn.training.stop) after SIGTERM or SIGINT, after a checkpoint was saved.
     """
     cfg = apply_trial(cfg)
-    check_options(cfg)
+    check_options(cfg, overrides)
     record = config_record(cfg)
     if not (run_dir / FILE).exists() or existing(run_dir / CHECKPOINT):
         make_folder(run_dir)
@@ -88,11 +87,15 @@ def _train(
     found = digest(data, cfg.batch_size)
     state.pieces = joined(state.pieces, state.update, state.commits[-1], where, found, cfg.resume)
 
-    wandb_run = mirror.start(cfg, record, run_dir.parent, overrides, state.run_id)
+    def warn(text: str) -> None:
+        say(text, title)
+        write_log(run_dir, text)
+
+    wandb_run = mirror.start(cfg, record, run_dir.parent, overrides, state.run_id, warn)
     kept = saved.get("records_sha256") if saved else None
     stopping = Stop() if given_stop is None else nullcontext(given_stop)
     with stopping as stop, RunLog(run_dir, title, state.num_records, wandb_run, kept) as log:
-        optimizer = instantiate(cfg.optim)(model.parameters())
+        optimizer = optimizer_of(cfg, model)
 
         def save(snapshot: dict[str, Any]) -> None:
             check_lock()
@@ -155,6 +158,10 @@ def train_pack(runs: Sequence[Run]) -> list[Result | BaseException]:
     """
     with Stop() as stop:
         outcomes, group = take_turns([partial(train, *run, stop) for run in runs])
+        if stop.received is not None:
+            for error in outcomes:
+                if isinstance(error, Exception):
+                    stop.tell(error)
         stop.check()
     if group.num_scans:
         say(f"pack of {len(runs)}: {group.num_scans:,} scans in {group.num_calls:,} calls of the engine")
@@ -162,18 +169,32 @@ def train_pack(runs: Sequence[Run]) -> list[Result | BaseException]:
 
 
 def train_in_packs(runs: Sequence[Run], size: int) -> None:
-    """Train the cells of a sweep in packs of at most `size`. Raises the first error of a pack when the pack is done."""
+    """Train the cells of a sweep in packs of at most `size`. One that fails does not stop the others.
+
+    Prints each error, and raises the first one when all packs are done.
+    """
+    errors: list[Exception] = []
     packs = in_packs([run.cfg for run in runs], size)
     if len(runs) > 1:
         say(describe([run.cfg for run in runs], packs))
     for n, members in enumerate(packs, 1):
-        if len(members) == 1:
-            train(*runs[members[0]])
-            continue
         pack = [runs[i]._replace(title=f"{runs[i].title[:-1]}, pack {n} of {len(packs)}]") for i in members]
-        errors = [outcome for outcome in train_pack(pack) if isinstance(outcome, BaseException)]
-        if errors:
-            raise errors[0]
+        outcomes = train_pack(pack) if len(pack) > 1 else [_outcome(runs[members[0]])]
+        for run, outcome in zip(pack, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                say(f"failed: {outcome}", run.title)
+                errors.append(outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+    if errors:
+        raise errors[0]
+
+
+def _outcome(run: Run) -> Result | Exception:
+    try:
+        return train(*run)
+    except Exception as error:
+        return error
 
 
 def begin(saved: dict[str, Any] | None, path: Path) -> TrainState | None:
@@ -234,7 +255,7 @@ def main(cfg: DictConfig) -> None:
     if cfg.pack in (None, 1):
         train(*run)
         return
-    check_options(apply_trial(run.cfg))
+    check_options(apply_trial(run.cfg), overrides)
     _waiting.append(run._replace(cfg=apply_trial(run.cfg)))
 
 
@@ -267,7 +288,7 @@ def _run() -> None:
             main()
         cells, _waiting[:] = _waiting[:], []
         if cells:
-            train_in_packs(cells, cells[0].cfg.pack)
+            train_in_packs(list({run.folder: run for run in cells}.values()), cells[0].cfg.pack)
     except HydraException as error:
         if (cause := mendable(error)) is not None:  # raised by a class that hydra has called
             raise cause from error

@@ -127,6 +127,11 @@ def test_a_run_that_fails_does_not_stop_the_others_even_if_it_is_a_bug(tmp_path,
     assert failed == {cell.folder for cell in cells[:2]} and failure(cells[2].folder) is None, "a later one does"
 
 
+def test_a_folder_may_have_an_apostrophe_in_its_name(tmp_path):
+    (cell,) = cells_of(write(tmp_path / "o'b", entry("model=lstm")))
+    assert cell.folder.is_relative_to(tmp_path / "o'b/results") and cell.cfg.out_dir == str(tmp_path / "o'b/results")
+
+
 def test_one_worker_begins_with_the_long_runs_and_the_others_leave_them_for_last(tmp_path):
     options = write(tmp_path, entry("model=lstm"), entry("model=bn_lstm", lane="long"), entry("data=digits", seeds="1"))
     titles = {lane: [c.title for c in in_order(load_entries(options.file, options.out_dir), lane)]

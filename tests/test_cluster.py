@@ -114,6 +114,25 @@ def test_every_option_is_in_the_file_and_an_unknown_one_is_an_error(tmp_path):
         launcher_options(["hydra.launcher.partitoin=gpu"], cell)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("grad_clip=abc", "grad_clip=abc is not valid: expected a number from 0"),
+        ("model.hiden_size=3", "Could not override 'model.hiden_size': did you mean model.hidden_size?"),
+        ("hydra.launcher.timeout_min=abc", "hydra.launcher.timeout_min=abc is not valid: expected a whole number"),
+        ("hydra.launcher.workers=0", "hydra.launcher.workers=0 is not valid: expected a whole number from 1"),
+        ("hydra.launcher.setup=x", "hydra.launcher.setup=x is not valid: expected a list of texts"),
+        ("hydra.launcher.max_num_timeout=x", "hydra.launcher.max_num_timeout=x is not valid"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_queued(tmp_path, monkeypatch, override, message):
+    monkeypatch.setattr(cluster, "_sbatch", lambda *_: pytest.fail("queued"))
+    monkeypatch.setattr(sys, "argv", ["bnrnn-cluster", "submit", *TINY, f"out_dir={tmp_path}", override])
+    with pytest.raises(SystemExit) as ended:
+        cluster.cli()
+    assert str(ended.value.code).startswith(f"error: {message}") and not list(tmp_path.iterdir())
+
+
 def test_train_says_how_to_submit():
     command = [sys.executable, "-m", "bnrnn.train", "experiment=quickstart", "hydra/launcher=slurm"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -219,6 +238,21 @@ def test_the_status_lists_every_run_of_all_submitted_sweeps(tmp_path, monkeypatc
     assert not queued_one.folder.exists() and sweeps([f"out_dir={tmp_path / 'empty'}"]) == []
     with pytest.raises(BnrnnError, match="seed=0 needs an experiment"):
         sweeps(["seed=0"])
+
+
+def test_a_damaged_submission_and_one_of_a_removed_experiment_hide_no_others(tmp_path, capsys):
+    for name, content in {
+        "a": {"arguments": [*TINY, f"out_dir={tmp_path}", "seed=0"], "since": 0.0},
+        "b": {},
+        "c": {"arguments": ["experiment=removed"], "since": 0.0},
+    }.items():
+        (tmp_path / name / "slurm").mkdir(parents=True)
+        write_json(tmp_path / name / "slurm/1.json", content)
+    ((cell,),) = sweeps([f"out_dir={tmp_path}"])
+    assert cell.overrides["seed"] == "0"
+    output = capsys.readouterr().out
+    assert "b/slurm/1.json is not a submission (expected arguments and since): remove it\n" in output
+    assert "experiment=removed is unknown" in output
 
 
 def test_a_killed_worker_is_replaced_and_a_run_that_kills_it_twice_has_failed(tmp_path, monkeypatch, capfd):

@@ -51,19 +51,24 @@ def test_all_steps_are_listed_also_after_one_has_failed(tmp_path, monkeypatch):
     assert [line.partition(",")[0] for line in lines] == ["first: exit status 1", "second: exit status 0"]
 
 
-def test_ctrl_c_stops_the_program_that_runs(tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_stops_the_program_that_runs(tmp_path, monkeypatch, number, status):
     code = f"import time; open({str(tmp_path / 'pid')!r}, 'w').write(str(__import__('os').getpid())); time.sleep(99)"
+
+    monkeypatch.setattr(evidence, "steps", lambda options, begun: iter([Step("slow", python(code), 99.0)]))
+    monkeypatch.setattr(sys, "argv", ["bnrnn-evidence", f"out_dir={tmp_path}", "device=cpu"])
 
     def begin() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        run(Step("slow", python(code), 99.0), tmp_path)
+        evidence.cli()
 
     process = forked(begin)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert process.is_alive()
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     process.join()
+    assert process.exitcode == status
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from bnrnn import plan, workers
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
-from bnrnn.train import cli, train, train_pack
+from bnrnn.train import cli, train, train_in_packs, train_pack
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
 from bnrnn.training.log import read_jsonl
@@ -254,6 +254,20 @@ def test_a_sweep_trains_in_packs_that_its_lines_name(tmp_path, command):
         (folder / FILE).unlink()
     assert not re.search(r"packs:|pack of|, pack", command("hydra.mode=MULTIRUN", "seed=0,1"))
     assert [Result.read(folder / FILE).metrics for folder in folders] == [result.metrics for result in packed]
+
+
+def test_a_run_that_fails_stops_no_later_pack(tmp_path, capsys):
+    runs = pack_of([variant("words", seed=n) for n in range(3)], tmp_path)
+    (tmp_path / "0/run.lock").mkdir(parents=True)
+    with pytest.raises(BnrnnError, match=r"0/run\.lock cannot be"):
+        train_in_packs(runs, 2)
+    assert sorted(tmp_path.rglob(FILE)) == [tmp_path / "1" / FILE, tmp_path / "2" / FILE]
+    assert re.search(r"pack 1 of 2\] failed: .*0/run\.lock", capsys.readouterr().out)
+
+
+def test_a_run_that_is_named_twice_is_trained_once(tmp_path, command):
+    command("hydra.mode=MULTIRUN", "seed=0,0", "pack=2")
+    assert len(list(tmp_path.rglob(FILE))) == 1
 
 
 def test_a_pack_of_several_processes_is_refused(command):

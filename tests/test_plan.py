@@ -35,6 +35,7 @@ def test_the_cells_are_those_that_a_multirun_would_have(arguments, tmp_path):
         ["experiment=cooijmans2016/fig6_pmnist", "model.layer.gamma_init=0.10,1e-3"],
         ["experiment=laurent2015/table2", "setting=small", "++budget.epochs=1", "budget=cpu", "out_dir='a b'"],
         ["experiment=cooijmans2016/table5_mnist_lr", "device=cpu"],
+        ["experiment=quickstart", "budget=smoke,cpu", "model=lstm", "seed=0"],
     ],
 )
 def test_a_cell_has_the_folder_that_hydra_gives_it(arguments):
@@ -42,6 +43,29 @@ def test_a_cell_has_the_folder_that_hydra_gives_it(arguments):
         cfg = compose_config(*cell.choices, hydra=True)
         assert cell.folder == Path(cfg.out_dir, cfg.name, cfg.budget.name, cfg.hydra.job.override_dirname)
         assert cell.folder.name == cfg.hydra.job.override_dirname
+
+
+def test_a_cell_is_planned_once_and_runs_of_several_budgets_cost_differently():
+    (once,) = plan.expand(["experiment=quickstart", "model=lstm", "seed=7,7"])
+    short, long = plan.expand(["experiment=quickstart", "model=lstm", "seed=7", "budget=smoke,cpu"])
+    assert once.folder.parent.name == "paper" and plan._kind(short) != plan._kind(long)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("out_dir=a,b", "out_dir=a,b has several values, but the folders of runs are not named by out_dir: give one"),
+        ("device=cpu,cuda", "device=cpu,cuda has several values"),
+        ("out_dir=${oc.env:HOME}/x", "cannot be an interpolation in a sweep: give its value"),
+        ("name=mine", "name=mine cannot be set in a sweep, because it names the folders of its runs"),
+        ("++budget.name=mine", "budget.name=mine cannot be set in a sweep"),
+        ("seed=range(3,3)", "seed has no values: give at least one, such as seed=0"),
+    ],
+)
+def test_overrides_that_leave_the_folders_open_are_refused(override, message):
+    with pytest.raises(BnrnnError) as error:
+        plan.expand(["experiment=quickstart", override])
+    assert message in str(error.value)
 
 
 def test_done_begun_and_left_cells_are_distinguished(arguments):
@@ -76,6 +100,14 @@ def test_durations_are_in_a_readable_unit():
     assert [plan.duration(s) for s in (5, 300, 9000, 400_000)] == [
         "5.0 seconds", "5.0 minutes", "2.5 hours", "4.6 days",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "message"), [("sed=0", "did you mean seed?"), ("seed=a", "seed=a is not valid")])
+def test_a_plan_of_wrong_options_is_one_message(monkeypatch, arguments, override, message):
+    monkeypatch.setattr("sys.argv", ["bnrnn-plan", *arguments, override])
+    with pytest.raises(SystemExit) as ended:
+        plan.cli()
+    assert message in str(ended.value.code)
 
 
 def test_a_plan_of_nothing_is_refused():

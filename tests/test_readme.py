@@ -1,5 +1,6 @@
 """The commands, options and paths in README.md, CONTRIBUTING.md and docs/ exist."""
 
+import io
 import re
 import runpy
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 import yaml
 
+from bnrnn import campaign, cluster, evidence, plan, sweep
 from bnrnn.campaign import parse
 from bnrnn.config import ROOT, compose_config
 from bnrnn.report.claims import needed
@@ -20,6 +22,14 @@ COMMANDS = list(dict.fromkeys(command for line in CODE if (command := line.split
 FOLDERS = "bnrnn|conf|experiments|results|scripts|tests|docs|examples"
 PATHS = re.findall(rf"`((?:{FOLDERS})/[\w./-]*)`", "".join(path.read_text() for path in LINKING))
 MAX_LINES = 150
+
+
+@pytest.mark.parametrize("out", ["results", "results/", "./results", str(ROOT / "results"), "outputs", "results/mine"])
+def test_pages_are_written_only_after_runs_that_count(out):
+    """The folder of the pages may be written in several ways."""
+    command = ["make", "--dry-run", "render-table1", f"OUT={out}"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ("scripts/make_tables.py;" in run.stdout) == (out not in ("outputs", "results/mine"))
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
@@ -52,6 +62,17 @@ def test_every_script_knows_its_options(monkeypatch, capsys):
         with pytest.raises(SystemExit):
             runpy.run_path(str(path), run_name="__main__")
         assert names <= set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("command", [sweep, plan, campaign, cluster, evidence])
+def test_every_command_prints_its_usage_also_where_a_character_is_missing(monkeypatch, command):
+    output = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "argv", [command.__name__, "--help"])
+    monkeypatch.setattr(sys, "stdout", output)
+    command.cli()
+    print("–", end="", flush=True)
+    text = output.buffer.getvalue().decode()
+    assert f"python -m {command.__name__} " in text and text.endswith("?")
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS)))

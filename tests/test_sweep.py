@@ -9,13 +9,17 @@ import time
 import pytest
 from rich.console import Console
 
-from bnrnn import sweep
+from bnrnn import campaign, cluster, sweep
 from bnrnn.config import ROOT
+from bnrnn.errors import BnrnnError
 from bnrnn.report.live import Live, in_words
+from bnrnn.report.outcome import check_results
+from bnrnn.report.progress import Entry
 from bnrnn.training.cells import expand
 from bnrnn.training.failures import record_failure
 from bnrnn.training.lock import is_being_trained, locked
 from bnrnn.training.log import METRICS, read_jsonl
+from bnrnn.training.results import Result, config_record
 from tests.helpers import forked
 
 TINY = ["experiment=quickstart", "model=lstm", "model.hidden_size=8", "budget.eval_every=20", "budget.eval_batches=1",
@@ -85,6 +89,33 @@ def test_a_wrong_option_is_one_message_before_anything_is_trained(arguments, tmp
     arguments("optim.lr=-1")
     with pytest.raises(SystemExit, match=r"^error: optim.lr=-1 is not valid"):
         sweep.cli()
+
+
+def test_an_out_dir_that_is_a_file_is_one_message(arguments, tmp_path):
+    (tmp_path / "file").write_text("")
+    arguments("budget=smoke", "seed=0", f"out_dir={tmp_path}/file")
+    with pytest.raises(SystemExit, match=r"^error: .*file/quickstart/smoke cannot be written \(Not a directory\)"):
+        sweep.cli()
+
+
+def test_a_result_of_another_configuration_is_one_message_before_anything_is_trained(arguments, monkeypatch, tmp_path):
+    """Workers would take it for the result of this recipe."""
+    (first, _) = expand(arguments("budget=smoke", "seed=0,1"))
+    config = config_record(first.cfg)
+    result = Result("quickstart", first.overrides, "finished", 4, 4, {}, 1.0, 1, [], {}, config)
+    result.write(first.folder)
+    check_results([first])
+    config["grad_clip"] = 0.25
+    result.write(first.folder)
+    with pytest.raises(SystemExit, match=r"another configuration \(grad_clip: 0.25 there, 1 now\). Remove its folder"):
+        sweep.cli()
+    assert not list(tmp_path.rglob(METRICS))
+    monkeypatch.setattr(campaign, "load_entries", lambda *_: [Entry("", "quickstart", [], 1.0, False, [first])])
+    with pytest.raises(BnrnnError, match="another configuration"):
+        campaign.run_campaign(campaign.Options(hours=1.0))
+    monkeypatch.setattr(sys, "argv", ["bnrnn-cluster", "submit", *sys.argv[2:]])
+    with pytest.raises(SystemExit, match="another configuration"):
+        cluster.cli()
 
 
 def screen(live: Live) -> list[str]:

@@ -18,17 +18,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bnrnn import campaign
 from bnrnn.config import ROOT, compose_config
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch
+from bnrnn.report.progress import Entry
 from bnrnn.report.runs import load_trained
-from bnrnn.train import cli, named_overrides, train
+from bnrnn.train import cli, named_overrides, train, train_pack
 from bnrnn.training import checkpoint
+from bnrnn.training.cells import Cell
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
 from bnrnn.training.device import choose_device
 from bnrnn.training.lock import LOCK, Locked, is_being_trained
 from bnrnn.training.log import read_jsonl
 from bnrnn.training.loop import Trainer, has_diverged
+from bnrnn.training.pack import Run
 from bnrnn.training.results import Result, check_same_config, config_hash, config_record
 from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Interrupted, Stop
@@ -137,6 +141,27 @@ def test_a_compressed_checkpoint_is_small_and_resumes_as_the_checkpoint_does(tmp
     assert train(short(), tmp_path / "b").metrics == undisturbed.metrics
     assert without_time(tmp_path / "b") == without_time(tmp_path / "a")
     assert not checkpoint.compressed(path).exists()
+
+
+def test_of_a_checkpoint_and_its_compressed_copy_the_one_with_more_updates_is_resumed(tmp_path, monkeypatch):
+    path = tmp_path / CHECKPOINT
+    parts = {part: {} for part in checkpoint.PARTS}
+    checkpoint.save(path, parts | {"state": {"update": 60}})
+    checkpoint.compress(path, most=10**6)
+    newer = checkpoint.compressed(path).read_bytes()
+    for update, resumed in ((20, 60), (60, 60), (80, 80)):
+        checkpoint.save(path, parts | {"state": {"update": update}})
+        assert checkpoint.load(path)["state"]["update"] == resumed
+        assert checkpoint.existing(path) == (path if update >= 60 else checkpoint.compressed(path))
+    checkpoint.save(path, parts | {"state": {"update": 20}})
+    monkeypatch.setattr(
+        campaign, "load_entries", lambda *_: [Entry("", "", [], 1.0, False, [Cell([], {}, "", tmp_path)])]
+    )
+    campaign.compress(campaign.Options())
+    assert checkpoint.compressed(path).read_bytes() == newer, "the copy that is ahead remains"
+    checkpoint.compressed(path).write_bytes(b"\x1f\x8bnothing")
+    with pytest.raises(BnrnnError, match=r"checkpoint.pt.gz is not .*: remove it to resume from the other one"):
+        checkpoint.load(path)
 
 
 def test_a_damaged_compressed_checkpoint_is_named(tmp_path):
@@ -379,13 +404,22 @@ def test_divergence_ends_the_run_with_a_result_that_says_so(tmp_path):
     json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1], parse_constant=pytest.fail)
 
 
-def interrupt_at(update: int, cfg, run_dir: Path) -> None:
-    """Train, and send SIGTERM during an update."""
+@pytest.mark.parametrize("updates", [1, 40])
+def test_divergence_before_an_evaluation_is_one_too(tmp_path, updates):
+    """Neither the loss of the only update nor the records so far show it, but the weights have overflowed."""
+    given = (f"budget.updates={updates}", "budget.eval_every=7", "population_every=1", "log_every=10")
+    result = train(short("model=bn_lstm", "optim=sgd", "optim.lr=1e37", "grad_clip=0", *given), tmp_path)
+    assert (result.status, result.metrics, result.best_update) == ("diverged", {}, 0)
+    assert read_jsonl(tmp_path / "metrics.jsonl")[-1]["valid/loss"] is None
+
+
+def interrupt_at(update: int, cfg, run_dir: Path, number: int = signal.SIGTERM) -> None:
+    """Train, and send a signal during an update."""
     original = Trainer.update
 
     def update_and_signal(self, batch):
         if self.state.update == update:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return original(self, batch)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -417,6 +451,27 @@ def test_a_signal_after_the_last_check_is_not_lost():
     stop.received = signal.SIGTERM
     with pytest.raises(Interrupted), stop:  # once is enough
         stop.check()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_save_that_fails_after_a_signal_is_told(tmp_path, monkeypatch, capsys, number):
+    def full(*_):
+        raise BnrnnError("no room")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    previous = [signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupt_at(1, short("model=lstm"), tmp_path / "alone", number)
+        assert capsys.readouterr().err == "error: no room\n"
+        assert "ended by an error: no room" in (tmp_path / "alone/run.log").read_text()
+        monkeypatch.setattr("bnrnn.train.train", lambda *run: setattr(run[-1], "received", number) or full())
+        with pytest.raises(Interrupted):
+            train_pack([Run(short("model=lstm"), tmp_path, {}, "")])
+        assert capsys.readouterr().err == "error: no room\n"
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), previous, strict=True):
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(("batches", "within"), [(2, "valid"), (4, "population statistics")])
@@ -562,6 +617,22 @@ def test_a_process_ends_with_the_message_and_without_a_traceback(tmp_path):
     output, _ = process.communicate()
     assert process.returncode == 1 and output.endswith("\nerror: device=tpu is unknown: use auto, cpu or cuda\n")
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_checkpoint_has_the_random_generator_of_its_own_gpu(monkeypatch, number):
+    """Earlier ones have those of all GPUs, of which the machine that resumes may have fewer."""
+    restored = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: f"state of {device}")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *given: restored.append(given))
+    device = torch.device("cuda", number)
+    state = checkpoint.random_state(device)
+    assert state["cuda"] == [f"state of cuda:{number}"] and checkpoint.random_state(torch.device("cpu"))["cuda"] == []
+    checkpoint.set_random_state(state, torch.device("cuda:0"))
+    checkpoint.set_random_state(state | {"cuda": ["first", "second", "third"]}, device)
+    checkpoint.set_random_state(state, torch.device("cpu"))
+    expected = "third" if number else "first"
+    assert restored == [(state["cuda"][0], torch.device("cuda:0")), (expected, device)]
 
 
 def test_a_missing_gpu_is_an_error(monkeypatch):

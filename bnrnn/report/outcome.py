@@ -3,11 +3,13 @@
 import os
 from collections import Counter
 
+from bnrnn.report.runs import is_stale
 from bnrnn.training.cells import Cell
 from bnrnn.training.failures import failure
 from bnrnn.training.lock import is_being_trained
 from bnrnn.training.log import LOG
-from bnrnn.training.results import FILE
+from bnrnn.training.options import check_options, naming_nearest_key
+from bnrnn.training.results import FILE, Result, check_same_config, config_record
 
 
 def state_of(cell: Cell, since: float) -> str:
@@ -15,6 +17,23 @@ def state_of(cell: Cell, since: float) -> str:
     if (cell.folder / FILE).exists():
         return "finished"
     return "failed" if failure(cell.folder, since) else "running" if is_being_trained(cell.folder) else "left"
+
+
+def check_cells(cells: list[Cell]) -> None:
+    """Raise BnrnnError for wrong options, as one message before anything is trained, and for results of others."""
+    with naming_nearest_key():
+        check_options(cells[0].cfg, cells[0].overrides)
+        check_results(cells)
+
+
+def check_results(cells: list[Cell]) -> None:
+    """Raise BnrnnError for a stored result that is damaged or was made with another configuration than its cell has."""
+    for cell in cells:
+        path = cell.folder / FILE
+        if path.exists():
+            result = Result.read(path)
+            if is_stale(cell.experiment, cell.budget, result):  # composes only once for all seeds
+                check_same_config(result.config, config_record(cell.cfg), path)
 
 
 def summary(cells: list[Cell], since: float) -> str:

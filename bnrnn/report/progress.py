@@ -110,7 +110,8 @@ def _entry(given: dict[str, Any], out_dir: Path, where: str) -> Entry:
             raise BnrnnError(f"{where} has the override {override}: use the keys experiment and seeds, and out_dir=...")
     choices = [f"experiment={given['experiment']}", "budget=paper", *overrides, f"seed={given['seeds']}"]
     try:
-        cells = expand([*choices, f"out_dir='{out_dir}'"])
+        quoted = str(out_dir).replace("'", r"\'")
+        cells = expand([*choices, f"out_dir='{quoted}'"])
     except (BnrnnError, HydraException) as error:
         raise BnrnnError(f"{where}: {error}") from None
     title = " ".join([given["experiment"], *overrides, f"seed={given['seeds']}"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -153,8 +154,13 @@ class Run:
 
 
 def run_files(key: str, results_dir: Path) -> list[Path]:
-    """The result files of an experiment. An override such as model=captioner/lstm makes a folder one level deeper."""
-    return sorted((results_dir / key).glob(f"*/**/{FILE}"))
+    """The result files of an experiment. An override such as model=captioner/lstm makes a folder one level deeper.
+
+    Folders may be links, such as those of runs that were moved to another disk.
+    """
+    folders = os.walk(results_dir / key, followlinks=True)
+    found = (Path(folder, FILE) for folder, names, files in folders if FILE in (*names, *files))
+    return sorted(path for path in found if path.parent != results_dir / key)
 
 
 @cache

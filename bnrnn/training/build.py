@@ -33,6 +33,16 @@ def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.M
     return with_lengths(cfg, data), device, data, model
 
 
+def optimizer_of(cfg: DictConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of a configuration. Raises BnrnnError for options that it does not have, and for wrong values."""
+    try:
+        return instantiate(cfg.optim)(model.parameters())
+    except BnrnnError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise BnrnnError(f"optim cannot be built ({error}): use the options of {cfg.optim._target_}") from error
+
+
 def engines_of(model: nn.Module) -> tuple[str, ...]:
     """The engines that implement all recurrent layers of the model."""
     layers = [layer for layer in model.modules() if isinstance(layer, RecurrentLayer)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from bnrnn.config import CONF, compose_config, grid_of, sweep
@@ -51,28 +52,44 @@ class Cell:
 
 
 def expand(arguments: list[str]) -> list[Cell]:
-    """All cells that `python -m bnrnn.train` would run with these overrides, in hydra's order.
+    """All cells that `python -m bnrnn.train` would run with these overrides, in hydra's order, each once.
 
-    No configuration is composed here, so that expanding many sweeps is fast. Raises BnrnnError without an experiment.
+    No configuration is composed here, so that expanding many sweeps is fast. Raises BnrnnError without an experiment,
+    without a value, and for overrides that would give several runs one folder, or a run another folder than hydra's.
     """
     key = next((a.split("=", 1)[1] for a in arguments if a.startswith("experiment=")), None)
     if key is None:
         raise BnrnnError("experiment=<paper>/<table> is missing: add it, such as experiment=cooijmans2016/table1")
     grid = grid_of([f"{k}={','.join(values)}" for k, values in sweep(key).items()] + arguments)
+    if empty := [k for k, values in grid.items() if not values]:
+        raise BnrnnError(f"{empty[0]} has no values: give at least one, such as {empty[0]}=0")
     overrides = [o for o in OverridesParser.create().parse_overrides(arguments) if not o.is_hydra_override()]
 
     root = yaml.safe_load((CONF / "train.yaml").read_text())
     unnamed = root["hydra"]["job"]["config"]["override_dirname"]["exclude_keys"]
-    given = {"out_dir": root["out_dir"], "budget": next(d["budget"] for d in root["defaults"] if "budget" in d)}
-    given |= {o.key_or_group: str(o.value()) for o in overrides}
-    parent = Path(given["out_dir"], key, given["budget"])
-    return [
-        _cell(dict(zip(grid, values, strict=True)), parent, unnamed) for values in itertools.product(*grid.values())
-    ]
+    _check_folders(overrides, unnamed)
+    out_dir = next((str(o.value()) for o in reversed(overrides) if o.key_or_group == "out_dir"), root["out_dir"])
+    budget = next(d["budget"] for d in root["defaults"] if "budget" in d)
+    choices = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+    cells = [_cell({"budget": budget} | chosen, Path(out_dir, key), unnamed) for chosen in choices]
+    return list({cell.folder: cell for cell in cells}.values())
+
+
+def _check_folders(overrides: list[Override], unnamed: list[str]) -> None:
+    """Raise BnrnnError for overrides with which the folder of a run is not known, or is that of another run too."""
+    for override in overrides:
+        key, text = override.key_or_group, override.input_line
+        if key in ("name", "budget.name"):
+            raise BnrnnError(f"{text} cannot be set in a sweep, because it names the folders of its runs: leave it out")
+        if key in ("out_dir", "budget") and "${" in str(text):
+            raise BnrnnError(f"{text} cannot be an interpolation in a sweep: give its value")
+        if key in unnamed and key != "budget" and override.is_sweep_override():
+            raise BnrnnError(f"{text} has several values, but the folders of runs are not named by {key}: give one")
 
 
 def _cell(chosen: dict[str, str], parent: Path, unnamed: list[str]) -> Cell:
     named = {k: v for k, v in chosen.items() if k.lstrip("+") not in unnamed}
     name = ",".join(sorted(f"{k}={v}" for k, v in named.items()))  # hydra sorts the overrides, not their keys
     overrides = dict(sorted((k.lstrip("+"), v) for k, v in named.items()))
-    return Cell([f"{k}={v}" for k, v in chosen.items()], overrides, parent.name, parent / name)
+    budget = chosen["budget"].strip("'\"")
+    return Cell([f"{k}={v}" for k, v in chosen.items()], overrides, budget, parent / budget / name)

@@ -39,7 +39,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """Read a checkpoint to the CPU, or its compressed copy if only that exists. Returns None if neither exists.
+    """Read a checkpoint to the CPU, or its compressed copy (see `existing`). Returns None if neither exists.
 
     Files that were written before there were checksums are accepted; the CRC-32 of each of their tensors is verified.
     Raises BnrnnError for a file that is damaged, of a newer version, or no checkpoint or model.
@@ -47,16 +47,28 @@ def load(path: Path) -> dict[str, Any] | None:
     found = existing(path)
     if found is None:
         return None
-    with reading(found, REMEDY, "a checkpoint"):
-        content = unsealed(read_bytes(found, REMEDY, "a checkpoint"))
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        _check_parts(state, path.name)
-    return state
+    return _read(found, path.name, REMEDY)
 
 
 def existing(path: Path) -> Path | None:
-    """The path of the checkpoint or, if only that exists, of its compressed copy, damaged or not; None without both."""
-    return next((p for p in (path, compressed(path)) if p.exists() or p.is_symlink()), None)
+    """The path of the checkpoint or of its compressed copy, damaged or not; None without both.
+
+    Of both, it is the one with more updates: a copy from another machine may be ahead. Raises BnrnnError if one of the
+    two is damaged.
+    """
+    found = [p for p in (path, compressed(path)) if p.exists() or p.is_symlink()]
+    if len(found) < 2:
+        return next(iter(found), None)
+    return max(found, key=lambda p: _read(p, path.name, "remove it to resume from the other one")["state"]["update"])
+
+
+def _read(found: Path, name: str, remedy: str) -> dict[str, Any]:
+    """The content of a file of weights, compressed or not, that is called `name` without compression."""
+    with reading(found, remedy, "a checkpoint"):
+        content = unsealed(read_bytes(found, remedy, "a checkpoint"))
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        _check_parts(state, name)
+    return state
 
 
 def sealed(content: bytes) -> bytes:
@@ -108,22 +120,23 @@ def remove(path: Path) -> None:
     compressed(path).unlink(missing_ok=True)
 
 
-def random_state() -> dict[str, Any]:
-    """The states of all random generators, as tensors, numbers and lists."""
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The states of the random generators of a run on this device, as tensors, numbers and lists."""
     name, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state(device)] if device.type == "cuda" else [],
         "numpy": [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest],
         "python": random.getstate(),
     }
 
 
-def set_random_state(state: dict[str, Any]) -> None:
-    """Restore the states of all random generators."""
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Restore the states of the random generators. Earlier checkpoints have those of all GPUs of their machine."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if state["cuda"] and device.type == "cuda":
+        number = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.set_rng_state(state["cuda"][min(number, len(state["cuda"]) - 1)], device)
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     version, keys, gauss = state["python"]

@@ -1,5 +1,7 @@
 """The device and the precision of a run."""
 
+import re
+
 import torch
 
 from bnrnn.errors import BnrnnError
@@ -21,8 +23,8 @@ def choose_device(name: str) -> torch.device:
     """The device of a run; auto selects the GPU if there is one. Raises BnrnnError for a device that does not exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(name, str) or re.fullmatch(r"(cpu|cuda)(:\d+)?", name) is None:
+        raise BnrnnError(f"device={name} is unknown: use auto, cpu or cuda")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise BnrnnError(f"device={name} needs a GPU, but torch {torch.__version__} finds none: use device=cpu")
-    if name.split(":")[0] not in ("cpu", "cuda"):
-        raise BnrnnError(f"device={name} is unknown: use auto, cpu or cuda")
     return torch.device(name)

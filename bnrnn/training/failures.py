@@ -17,8 +17,8 @@ def failure(run_dir: Path, since: float = 0.0) -> str | None:
     """The message of a run that failed at this time (seconds since 1970) or later; None if it did not."""
     path = run_dir / FAILED
     try:
-        return path.read_text(errors="replace").strip() if path.stat().st_mtime >= since else None
-    except FileNotFoundError:
+        return path.read_text("utf-8", "replace").strip() if path.stat().st_mtime >= since else None
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, error_text
 from bnrnn.files import atomic_write, read_bytes, writing
 from bnrnn.training import mirror
 from bnrnn.training.turns import group_size
@@ -38,14 +39,17 @@ class CountCells(Callback):
 
 
 def say(text: str, title: str = "") -> None:
-    """Print one line, above the progress bar if there is one."""
-    tqdm.write(f"{title} {text}".strip(), file=sys.stdout)
-    sys.stdout.flush()
+    """Print one line, above the progress bar if there is one; none if nobody reads any more, as after `| head`."""
+    try:
+        tqdm.write(f"{title} {text}".strip(), file=sys.stdout)
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_log(run_dir: Path, text: str) -> None:
     """Append a line with the time to the log in the folder of a run."""
-    with writing(run_dir / LOG), (run_dir / LOG).open("a") as file:
+    with writing(run_dir / LOG), (run_dir / LOG).open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
 
@@ -84,6 +88,9 @@ class RunLog:
 
     def __exit__(self, *error: object) -> None:
         self.file.close()
+        if isinstance(error[1], Exception):
+            with suppress(BnrnnError):  # the disk may be full
+                write_log(self.path.parent, f"ended by an error: {error_text(error[1])}")
         self._to_wandb(lambda run: run.finish(exit_code=0 if error[0] is None else 1))
 
     def _to_wandb(self, send: Callable[[Any], object]) -> None:

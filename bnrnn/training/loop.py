@@ -66,14 +66,14 @@ class Trainer:
             "state": dict(vars(self.state)),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "random": random_state(),
+            "random": random_state(self.device),
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Continue from a snapshot. Raises an error of torch if it belongs to another model."""
         self.model.load_state_dict(snapshot["model"])
         self.optimizer.load_state_dict(snapshot["optimizer"])
-        set_random_state(snapshot["random"])
+        set_random_state(snapshot["random"], self.device)
 
     def fit(self) -> None:
         """Train to the end of the budget. Afterwards `state.best` is the best evaluation, unless `state.diverged`.
@@ -92,7 +92,7 @@ class Trainer:
                 let_others_run()
                 try:
                     self._evaluate_if_due()
-                    if state.update == cfg.budget.updates:
+                    if state.diverged or state.update == cfg.budget.updates:
                         break
                     clock = Clock(self.stop)
                     sums = self.update(next(batches))
@@ -172,17 +172,21 @@ class Trainer:
     def _evaluate_if_due(self) -> None:
         """Validate with batch statistics, as the authors did to select a model (D7), and keep the best model.
 
-        With `population_every`, also validate with population statistics, and keep the model that is best by these.
+        With `population_every`, also validate with population statistics, and keep the model that is best by these. A
+        loss that is not finite is a divergence: such a model has no population statistics, and is never the best.
         """
         state = self.state
         if not self._evaluation_is_due() or state.evaluated == state.update:
             return
         with batch_statistics(self.model):
             metrics = self.evaluate("valid")
-        population = self._validate_with_population_statistics() if self._population_is_due() else {}
+        state.diverged = not math.isfinite(metrics["valid/loss"])
+        is_due = self._population_is_due() and not state.diverged
+        population = self._validate_with_population_statistics() if is_due else {}
         self._record(metrics | {f"{name}_population_statistics": value for name, value in population.items()})
         state.evaluated = state.update
-        state.best = self._better_of(state.best, metrics)
+        if not state.diverged:
+            state.best = self._better_of(state.best, metrics)
         if population:
             state.best_population = self._better_of(state.best_population, population)
         self.log.say(f"update {state.update}: {self._summary()}, now {metrics[f'valid/{self.data.metric}']:.4f}")

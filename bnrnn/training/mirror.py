@@ -2,6 +2,7 @@
 
 import re
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from bnrnn.config import label
+from bnrnn.errors import BnrnnError
 from bnrnn.metrics import METRICS
 
 LONGEST = 100  # characters of a name; wandb accepts 128
@@ -33,8 +35,13 @@ def _chosen(cfg: DictConfig, overrides: dict[str, str]) -> tuple[str, str]:
     return model, overrides.get("data") or cfg.data._target_.rpartition(".")[2].lower()
 
 
-def start(cfg: DictConfig, config: dict[str, Any], folder: Path, overrides: dict[str, str], run_id: str) -> Any:
+def start(
+    cfg: DictConfig, config: dict[str, Any], folder: Path, overrides: dict[str, str], run_id: str,
+    warn: Callable[[str], None],
+) -> Any:  # fmt: skip
     """Start a run of wandb in `folder`, without output. Returns None if wandb is off.
+
+    A run that cannot be uploaded, without a key or a network, is recorded offline, with a warning.
 
     The runs of a sweep share a folder, so that wandb's own viewer shows their curves together. A resumed run continues
     as a second part with the same id; wandb joins the parts when they are synced.
@@ -72,16 +79,31 @@ def start(cfg: DictConfig, config: dict[str, Any], folder: Path, overrides: dict
         "settings": settings,
     }
     try:
-        run = wandb.init(**given)
-    except ConnectionError:  # its process, which serves all runs of this one, was killed after an earlier run
-        forget()
-        run = wandb.init(**given)
+        run = _init(given)
+    except wandb.Error as error:
+        if cfg.wandb.mode == "offline":
+            raise BnrnnError(
+                f"wandb cannot record in {folder} ({error}): mend it, or use wandb.mode=disabled"
+            ) from error
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        warn(f"warning: wandb cannot upload ({reason}); it records offline, and `wandb sync` uploads that later")
+        run = _init(given | {"mode": "offline", "resume": None})
     run.define_metric("*", step_metric="update")
     for metric in METRICS.values():
         best = "max" if metric.better > 0 else "min"
         run.define_metric(f"valid/{metric.name}", step_metric="update", summary=best)
     run.define_metric("train/grad_norm_max", step_metric="update", summary="max")
     return run
+
+
+def _init(given: dict[str, Any]) -> Any:
+    import wandb
+
+    try:
+        return wandb.init(**given)
+    except ConnectionError:  # its process, which serves all runs of this one, was killed after an earlier run
+        forget()
+        return wandb.init(**given)
 
 
 def show(run: Any, name: str, update: int, figure: Any) -> None:

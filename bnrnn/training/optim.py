@@ -51,4 +51,7 @@ def learning_rate(lr: float, epoch: int, after: int, divisor: float | int, every
     Laurent et al. 2015, section 4.2.2: "divided by 2 every epoch after the 6th" means that the 7th epoch is the first
     with a lower rate.
     """
-    return lr / divisor ** max(0, -(-(epoch + 1 - after) // every))
+    try:
+        return lr / divisor ** max(0, -(-(epoch + 1 - after) // every))
+    except OverflowError:
+        return 0.0

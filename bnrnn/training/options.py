@@ -3,14 +3,16 @@
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from bnrnn.config import CONF
+from bnrnn.config import CONF, checking_files, compose_config
 from bnrnn.errors import BnrnnError
 
 MOST_THREADS = 512  # far more than this crash OpenMP
@@ -45,15 +47,30 @@ RULES: dict[str, Rule] = {
     "grad_clip": _number(0), "checkpoint_seconds": _number(0), "sum_over_time": _or_null(SWITCH),
     "population_every": _or_null(SIZE), "resume": _one_of("same", "changed"), "pack": _or_null(SIZE),
     "wandb.mode": _one_of("offline", "online", "disabled"), "wandb.system": SWITCH,
+    "wandb.project": (lambda v: isinstance(v, str) and re.fullmatch(r"[^/\\#?%:]{1,128}", v) is not None,
+                      "a name without / \\ # ? % :"),
     "budget.updates": _or_null(SIZE), "budget.epochs": _or_null(SIZE), "budget.eval_every": _or_null(SIZE),
     "budget.eval_batches": _or_null(SIZE), "budget.population_batches": _or_null(SIZE),
+    "lr_decay": (lambda v: v is None, "{after: N, divisor: D} and perhaps every: M, or null"),
     "lr_decay.after": _whole(0), "lr_decay.divisor": POSITIVE, "lr_decay.every": SIZE,
     "lr": POSITIVE, "momentum": SHARE, "decay": SHARE, "dropout": SHARE, "eps": POSITIVE, "input_eps": POSITIVE,
     "hidden_size": SIZE, "embedding_size": _or_null(SIZE), "depth": SIZE, "num_layers": SIZE, "window": SIZE,
     "length": _whole(2), "state_noise": _number(0), "vocabulary_size": _whole(4), "least_count": SIZE,
     "num_states": SIZE, "num_features": SIZE, "max_frames": SIZE, "num_sentences": _or_null(SIZE),
     "valid_segments": _or_null(SIZE), "bound": _number(0), "scale": _number(0), "year": SIZE,
+    "gamma_init": (lambda v: v is None or type(v) in (int, float), "a number, or null"),
     "bidirectional": SWITCH, "mean_skip": SWITCH, "bilinear": SWITCH, "permute_entities": SWITCH, "prefix": SWITCH,
+}  # fmt: skip
+TEXTS: Rule = (
+    lambda v: isinstance(v, list) and all(isinstance(text, str) for text in v),
+    'a list of texts, such as \'["a","b"]\'',
+)
+LAUNCHER: dict[str, Rule] = {  # the options of conf/hydra/launcher/slurm.yaml that others than sbatch read
+    "workers": SIZE, "jobs": SIZE, "timeout_min": SIZE, "signal_delay_s": SIZE, "max_num_timeout": _whole(0),
+    "wait_for_lock_s": _number(0), "cpus_per_task": _or_null(SIZE), "gpus_per_node": _or_null(_whole(0)),
+    "mem_gb": _or_null(_number(0, above=True)), "setup": _or_null(TEXTS), "srun_args": _or_null(TEXTS),
+    "stderr_to_stdout": SWITCH,
+    "additional_parameters": _or_null((lambda v: isinstance(v, dict), "keys and values")),
 }  # fmt: skip
 NEEDED = (
     "name", "seed", "batch_size", "population_batch_size", "grad_clip", "lr_decay", "sum_over_time", "search",
@@ -61,24 +78,54 @@ NEEDED = (
     "pack", "data_dir", "out_dir", "wandb.mode", "wandb.project", "model._target_", "data._target_", "optim._target_",
     *(f"budget.{name}" for name in ("updates", "eval_every", "eval_batches", "population_batches")),
 )  # fmt: skip
-ALSO = ("budget.epochs", "budget.name", "label", "setting")  # keys that train.yaml lacks, but experiments add
+ALSO = (  # keys that train.yaml lacks, but experiments add
+    "budget.epochs", "budget.name", "label", "setting", "lr_decay.after", "lr_decay.divisor", "lr_decay.every",
+)  # fmt: skip
 
 
-def check_options(cfg: DictConfig) -> None:
-    """Raise BnrnnError for the first option of a type or range that cannot be trained, and for an unknown one."""
+def check_options(cfg: DictConfig, overrides: dict[str, str] | None = None) -> None:
+    """Raise BnrnnError for the first option of a type or range that cannot be trained, and for an unknown one.
+
+    `overrides` are those of the run; one that has no effect is refused.
+    """
     values = dict(_leaves(OmegaConf.to_container(cfg, resolve=True)))
     if lacking := [key for key in NEEDED if OmegaConf.select(cfg, key, default=MISSING) is MISSING]:
         raise BnrnnError(f"{lacking[0]} has no value: give it one, or restore the files in {CONF} with git")
     known = [*_base_keys(), *ALSO]
     for key, value in values.items():
         group, _, _ = key.partition(".")
-        if group not in ("model", "data", "optim", "search") and key not in known and group != "lr_decay":
+        if group not in ("model", "data", "optim", "search") and key not in known:
             raise BnrnnError(f"{key} is no option{_nearest(key, known)}")
         rule = RULES.get(key) or (RULES.get(key.rpartition(".")[2]) if group in ("model", "data", "optim") else None)
         if rule is not None and not rule[0](value):
             raise BnrnnError(f"{key}={value} is not valid: expected {rule[1]}")
-    if values.get("budget.updates") is None and values.get("budget.epochs") is None:
+    if cfg.lr_decay is not None and not {"lr_decay.after", "lr_decay.divisor"} <= set(values):
+        raise BnrnnError(f"lr_decay={cfg.lr_decay} is not valid: expected {RULES['lr_decay'][1]}")
+    updates, epochs = values.get("budget.updates"), values.get("budget.epochs")
+    if updates is not None and epochs is not None and "budget.epochs" in (overrides or {}):
+        raise BnrnnError(
+            f"budget.epochs={epochs} has no effect, because budget.updates is {updates}: add budget.updates=null, or "
+            "leave one of them out"
+        )
+    if updates is None and epochs is None:
         raise BnrnnError("budget.updates and budget.epochs are both null: set the length of the run with one of them")
+
+
+def check_launcher(options: dict[str, Any]) -> None:
+    """Raise BnrnnError for the first option of the launcher that has a wrong type or range."""
+    for key, value in options.items():
+        if key in LAUNCHER and not LAUNCHER[key][0](value):
+            raise BnrnnError(f"hydra.launcher.{key}={value} is not valid: expected {LAUNCHER[key][1]}")
+
+
+@contextmanager
+def naming_nearest_key() -> Iterator[None]:
+    """Context manager for composing configurations: the error of an unknown key names the nearest existing one."""
+    try:
+        with checking_files():
+            yield
+    except HydraException as error:
+        raise BnrnnError(with_nearest_key(error, lambda: keys_of(compose_config()))) from error
 
 
 def with_nearest_key(error: Exception, keys: Callable[[], list[str]]) -> str:

@@ -8,7 +8,9 @@ from torch import Tensor
 from bnrnn.data.base import SequenceData
 from bnrnn.errors import BnrnnError
 
-AGREE = ("backend", "precision", "device", "torch", "numpy", "data")  # what all pieces have in common
+# What all pieces have in common. The number of threads is not, although it changes the rounding of sums: runs move
+# between machines with other numbers of cores. Each piece records it.
+AGREE = ("backend", "precision", "device", "torch", "numpy", "data")
 SAMPLES = 50  # batches of each split that enter the digest, evenly spaced
 
 

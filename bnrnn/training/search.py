@@ -17,7 +17,9 @@ def apply_trial(cfg: DictConfig) -> DictConfig:
     """
     if cfg.search is None:
         return cfg
-    cfg, generator = cfg.copy(), random.Random(int(cfg.search.trial))
+    if not _is_search(cfg.search):
+        raise BnrnnError(f"search={cfg.search} is not valid: expected {{trial: 0, draws: {{optim.lr: ...}}}}, or null")
+    cfg, generator = cfg.copy(), random.Random(cfg.search.trial)
     for key, distribution in cfg.search.draws.items():
         if OmegaConf.select(cfg, str(key)) is None:
             raise BnrnnError(f"search.draws has the key {key}, which the configuration lacks: use one of its keys")
@@ -25,10 +27,17 @@ def apply_trial(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
+def _is_search(search: Any) -> bool:
+    """Whether it has the number of a trial and what is drawn."""
+    if not isinstance(search, DictConfig):
+        return False
+    return type(search.get("trial")) is int and isinstance(search.get("draws"), DictConfig)
+
+
 def _draw(key: str, distribution: Any, generator: random.Random) -> Any:
-    match dict(distribution):
-        case {"choice": values}:
-            return generator.choice(list(values))
+    match OmegaConf.to_container(distribution) if OmegaConf.is_config(distribution) else distribution:
+        case {"choice": [_, *_] as values}:
+            return generator.choice(values)
         case {"log_uniform": [low, high]} if 0 < low < high:
             return float(f"{math.exp(generator.uniform(math.log(low), math.log(high))):.3g}")
     raise BnrnnError(

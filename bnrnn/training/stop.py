@@ -1,8 +1,11 @@
 """Stopping a run on SIGTERM and SIGINT: between two updates, after a checkpoint was saved."""
 
 import signal
+import sys
 import threading
 from types import FrameType
+
+from bnrnn.errors import error_text
 
 
 class Interrupted(SystemExit):
@@ -25,7 +28,8 @@ class Stop:
     """Context manager that records SIGTERM and SIGINT until the next `check`. A second SIGINT interrupts at once.
 
     It also counts how often the process was stopped (SIGSTOP, Ctrl-Z) and continued, in `continued`. A signal that
-    arrives after the last `check` is raised again at the end of the context, so it is never lost.
+    arrives after the last `check` is raised again at the end of the context, so it is never lost. An error in the
+    context, such as a checkpoint that cannot be written, is printed before that.
 
     In a Slurm job, submitit has a handler for SIGUSR2, Slurm's warning that the time is nearly over: it queues the job
     again and exits. The context records this signal too, and raises it again at its end, when the run is saved.
@@ -57,7 +61,13 @@ class Stop:
             signal.signal(number, handler)
         unseen = error[1] is None or isinstance(error[1], Exception)
         if self.received is not None and (unseen or self.received == signal.SIGUSR2):
+            if isinstance(error[1], Exception):
+                self.tell(error[1])
             signal.raise_signal(self.received)
+
+    def tell(self, error: Exception) -> None:
+        """Print an error that would be concealed, because the signal ends the process."""
+        print(f"error: {error_text(error)}", file=sys.stderr, flush=True)
 
     def check(self) -> None:
         """Raise Interrupted if a signal has arrived."""

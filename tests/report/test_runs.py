@@ -9,7 +9,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record, write_record
 from bnrnn.report import pages, plots, tables
 from bnrnn.report.claims import load_claim
-from bnrnn.report.runs import load_runs, trained_runs
+from bnrnn.report.runs import load_runs, run_files, trained_runs
 from bnrnn.training.cells import expand
 from bnrnn.training.checkpoint import MODEL
 from bnrnn.training.results import FILE, Result, config_record
@@ -150,6 +150,14 @@ def test_a_run_whose_folder_is_deeper_because_of_a_group_path_is_found(tmp_path)
     (run,) = load_runs("zhang2017/flickr8k", tmp_path)
     assert run.overrides["model"] == "captioner/lstm" and run.budget == "paper" and not run.stale
     assert "| model=captioner/lstm | paper | 100 |" in tables.render_summary([run])
+
+
+def test_a_run_whose_folder_is_a_link_is_found(tmp_path):
+    put(tmp_path / "results", WORDS, CELL, {"valid/ppl": 100.0})
+    (path,) = run_files(WORDS, tmp_path / "results")
+    path.parent.rename(tmp_path / "elsewhere")
+    path.parent.symlink_to(tmp_path / "elsewhere")
+    assert run_files(WORDS, tmp_path / "results") == [path] and path.exists()
 
 
 def test_a_result_that_no_longer_composes_is_stale_and_stops_no_page(tmp_path):

@@ -1,17 +1,22 @@
 import io
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import wandb
 
 from bnrnn.config import ROOT
+from bnrnn.errors import BnrnnError
 from bnrnn.train import cli
-from bnrnn.training import log
+from bnrnn.training import log, mirror
 from bnrnn.training.log import RunLog, read_jsonl
+from bnrnn.training.options import check_options
 from bnrnn.training.results import Result
+from tests.helpers import composed
 
 RUN = ("budget=smoke", "log_every=1", "model.hidden_size=16")
 
@@ -125,6 +130,33 @@ def test_a_dead_process_of_wandb_is_one_line_of_warning(tmp_path, capsys, broken
     assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {re.escape(warning)}\n", (tmp_path / "run.log").read_text())
 
 
+def test_a_run_that_wandb_cannot_upload_is_recorded_offline(tmp_path, monkeypatch):
+    modes, warnings = [], []
+
+    class Offline:
+        def define_metric(self, *_, **__) -> None:
+            pass
+
+    def init(mode, resume, **given):
+        modes.append((mode, resume))
+        if mode == "online":
+            raise wandb.errors.UsageError("No API key configured.\nat some place")
+        return Offline()
+
+    monkeypatch.setattr(wandb, "init", init)
+    cfg = composed("wandb.mode=online")
+    assert isinstance(mirror.start(cfg, {}, tmp_path, {}, "a", warnings.append), Offline)
+    assert modes == [("online", "allow"), ("offline", None)]
+    (warning,) = warnings
+    assert warning.startswith("warning: wandb cannot upload (No API key configured); it records offline")
+
+
+@pytest.mark.parametrize("project", ["a/b", "5", "''"])
+def test_a_project_that_wandb_would_refuse_is_one_message(project):
+    with pytest.raises(BnrnnError, match=r"wandb.project=.* is not valid: expected a name without / "):
+        check_options(composed(f"wandb.project={project}"))
+
+
 def test_wandb_does_not_replace_the_reason_for_which_a_run_ends(tmp_path):
     with pytest.raises(SystemExit, match="saved"), RunLog(tmp_path, wandb_run=DeadWandb("finish")):
         raise SystemExit("saved")
@@ -142,6 +174,15 @@ def test_records_after_the_checkpoint_are_dropped_and_a_line_cut_off_by_a_kill_i
     records = read_jsonl(tmp_path / "metrics.jsonl")
     assert [r["update"] for r in records] == [1, 2, 3]
     assert records[-1]["train/loss"] is None
+
+
+def test_a_line_that_nobody_reads_does_not_end_a_run(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        for _ in range(3):
+            log.say("a line")
 
 
 def test_it_is_quiet_where_there_is_no_terminal(tmp_path, capsys):

@@ -3,7 +3,10 @@ import copy
 import pytest
 import torch
 
-from bnrnn.training.optim import RMSProp
+from bnrnn.errors import BnrnnError
+from bnrnn.training.build import optimizer_of
+from bnrnn.training.optim import RMSProp, learning_rate
+from tests.helpers import composed
 
 
 def trajectories(first, second, num_steps: int = 5, scale: float = 1.0):
@@ -52,6 +55,26 @@ def test_its_state_survives_a_checkpoint():
     p.grad = q.grad = torch.randn(3)
     optimizer.step(), other.step()
     assert torch.equal(p, q)
+
+
+def test_a_rate_that_is_divided_very_often_is_0():
+    assert learning_rate(1.0, 1100, 6, 2) == learning_rate(1.0, 1100, 6, 2.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "override", "message"),
+    [
+        ("adam", "+optim.weight_decy=1e-4", "unexpected keyword argument 'weight_decy'"),
+        ("adam", "optim.betas=0.9", "not subscriptable"),
+        ("adam", "optim.betas=[0.9,2]", "Invalid beta parameter at index 1: 2"),
+        ("adam", "+optim.weight_decay=-1", "Invalid weight_decay value: -1"),
+        ("sgd", "+optim.nesterov=true", "Nesterov momentum requires a momentum"),
+    ],
+)
+def test_an_option_that_the_optimizer_does_not_take_is_one_message(optimizer, override, message):
+    cfg = composed(f"optim={optimizer}", override)
+    with pytest.raises(BnrnnError, match=f"^optim cannot be built .*{message}.*: use the options of torch.optim."):
+        optimizer_of(cfg, torch.nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize("bad", [{"decay": 1.0}, {"decay": -0.1}, {"momentum": 1.5}])

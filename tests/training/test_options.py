@@ -1,0 +1,54 @@
+"""Wrong values of a configuration: each is one message that says what was expected, before anything is started."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from bnrnn.config import compose_config
+from bnrnn.errors import BnrnnError
+from bnrnn.training.device import choose_device
+from bnrnn.training.options import check_options
+from bnrnn.training.search import apply_trial
+from tests.helpers import composed
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("lr_decay", 0.5, "lr_decay=0.5 is not valid: expected {after: N, divisor: D} and perhaps every: M, or null"),
+        ("lr_decay", {}, "lr_decay={} is not valid: expected {after: N"),
+        ("lr_decay", {"after": 1}, "lr_decay={'after': 1} is not valid: expected {after: N"),
+        ("lr_decay", {"after": 1, "divisor": 2, "evry": 1}, "lr_decay.evry is no option: did you mean lr_decay.every?"),
+        ("search", 3, "search=3 is not valid: expected {trial: 0, draws: {optim.lr: ...}}, or null"),
+        ("search", {"trial": "abc", "draws": {}}, "search={'trial': 'abc', 'draws': {}} is not valid"),
+        ("search", {"trial": 1.5, "draws": {}}, "search={'trial': 1.5, 'draws': {}} is not valid"),
+        ("search", {"trial": 1, "draws": {"seed": {"choice": []}}}, "search.draws.seed is {'choice': []}: use choice:"),
+        ("search", {"trial": 1, "draws": {"seed": {"choice": 5}}}, "search.draws.seed is {'choice': 5}: use choice:"),
+        ("search", {"trial": 1, "draws": {"seed": 5}}, "search.draws.seed is 5: use choice:"),
+        ("model.layer.gamma_init", True, "model.layer.gamma_init=True is not valid: expected a number, or null"),
+    ],
+)
+def test_a_wrong_value_is_one_message(key, value, message):
+    cfg = composed()
+    OmegaConf.update(cfg, key, value, merge=False)
+    with pytest.raises(BnrnnError) as error:
+        check_options(apply_trial(cfg))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("device", [None, 5, "cpu:abc", "cudaa"])
+def test_a_device_that_torch_does_not_know_is_one_message(device):
+    with pytest.raises(BnrnnError, match=f"device={device} is unknown: use auto, cpu or cuda"):
+        choose_device(device)
+
+
+@pytest.mark.parametrize("group", ["model", "data", "optim", "budget"])
+def test_a_group_that_is_null_is_one_message(group):
+    with pytest.raises(BnrnnError, match="model, data, optim, budget cannot be null or empty: use one of their files"):
+        compose_config(f"{group}=null")
+
+
+def test_a_number_of_epochs_that_has_no_effect_is_refused():
+    cfg = composed("+budget.epochs=1", "budget.updates=5")
+    with pytest.raises(BnrnnError, match=r"^budget\.epochs=1 has no effect, because budget\.updates is 5"):
+        check_options(cfg, {"budget.epochs": "1"})
+    check_options(cfg, {})  # a named budget replaces the epochs of a recipe
