@@ -60,6 +60,7 @@ def test_a_signal_stops_the_program_that_runs(tmp_path, monkeypatch, number, sta
 
     def begin() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it
         evidence.cli()
 
     process = forked(begin)
