@@ -188,6 +188,10 @@ def test_a_cell_serves_a_test_if_it_is_chosen_and_long_enough():
     assert hours(TABLE, shorter, **model) == 0  # the paper's length is needed
     assert hours(TABLE, shorter, **model, scope="shorter", updates=30000) == 2
     assert hours(TABLE, shorter, **model, scope="shorter", updates=30001) == 0
+    by_epoch = ["seed=0", "budget.epochs=13"]
+    language = {"of": {"model": "bn_lstm"}, "than": {"model": "lstm"}, "experiment": "table2"}
+    assert hours("cooijmans2016/table2", by_epoch, **language) == 0
+    assert hours("cooijmans2016/table2", by_epoch, **language, scope="shorter", updates=10283) == 2
     analysis = {"rule": "property", "analysis": "fig3b", "experiment": None}
     assert hours("cooijmans2016/table2", ["seed=0"], **analysis) == 2
 

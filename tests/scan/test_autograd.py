@@ -145,5 +145,10 @@ def test_a_change_of_any_weight_changes_an_evaluation():
     args["weight_hh"].data.neg_()  # changes the same bit of all values
     last = evaluated()
     assert not torch.equal(last, before)
+    wide = {k: v.detach() if isinstance(v, Tensor) else v for k, v in cases.problem(1, 2, 32, (False,) * 5).items()}
+    with torch.no_grad():
+        in_order = run_lstm("cpu", wide := tree_map_only(Tensor, Tensor.float, wide))[0]
+        wide["weight_hh"].data.copy_(wide["weight_hh"].roll(2, 0))  # the fingerprint sums over every 64th value
+        assert not torch.equal(run_lstm("cpu", wide)[0], in_order)
     scan.set_backend("reference")
     assert_near("y", evaluated(), last, 1e-5)
