@@ -88,9 +88,9 @@ def recorded(device: torch.device) -> str:
 def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype | None:
     """The lower precision of matrix products: autocast's if it is on, else that of bfloat16 or float16 tensors.
 
-    None means that products have the full precision of their factors.
+    None means that products have the full precision of their factors, as those of float64 always have.
     """
-    if torch.is_autocast_enabled(device.type):
+    if torch.is_autocast_enabled(device.type) and dtype != torch.float64:
         return torch.get_autocast_dtype(device.type)
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
 

@@ -125,6 +125,21 @@ def test_a_batch_without_sequences_has_empty_results_and_gradients_of_zero(engin
         assert all(v.grad is None or not v.grad.any() for v in args.values() if isinstance(v, Tensor))
 
 
+@pytest.mark.parametrize(("run", "problem", "engine"), SCANS)
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_last_state_has_memory_of_its_own(run, problem, engine, grad):
+    scan.set_backend("auto" if engine == "triton" else engine)
+    with torch.set_grad_enabled(grad):
+        y, last, _ = run(engine, drawn(problem))
+    before = y.detach().clone()
+    for state in (last,) if isinstance(last, Tensor) else last:
+        assert state.untyped_storage().nbytes() == state.nbytes
+        if engine != "triton":  # here, its single replica is a view
+            state.detach_()
+        state.data.zero_()
+    assert torch.equal(y, before)
+
+
 @needs_compiler
 def test_a_change_of_any_weight_changes_an_evaluation():
     """`weight.data` has no version, and the memory of a freed weight is used again."""

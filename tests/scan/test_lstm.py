@@ -200,6 +200,14 @@ def test_constant_columns_have_finite_gradients(engine):
     assert_agrees(engine, args)
 
 
+def test_float64_keeps_its_precision_under_autocast():
+    args = problem(3, 6, 5)
+    expected = everything(scan.lstm_scan, args, torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = everything(scan.lstm_scan, args, torch.float64)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_second_backward_raises(engine):
     scan.set_backend(engine)

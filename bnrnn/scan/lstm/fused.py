@@ -189,8 +189,8 @@ def fused_scan(
         y, c = autograd.run(engine, steps, names, inputs)
     else:
         steps.forward()
-        y, c = steps.y, steps.c[-1]
-    return y, (y[-1], c), steps.statistics
+        y, c = steps.results()
+    return y, (y[-1].clone(), c), steps.statistics  # a state of its own may be changed, and keeps no other step
 
 
 def prepare(

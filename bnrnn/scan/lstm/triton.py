@@ -162,7 +162,7 @@ def triton_scan(
         steps = Steps(of, _arrays(of, x_proj, h, c, weight_hh, given, population, batch_sizes, overwrite))
     y, c = autograd.run(Steps, steps, ("x_proj", "h", "c", "weight_hh", *PARAMETERS), inputs)
     used = Statistics(*(steps.arrays.get(name) for name in Statistics._fields))
-    return y, (y[:, -1], c), used
+    return y, (y[:, -1].clone(), c), used
 
 
 def _arrays(
