@@ -18,7 +18,7 @@ def normalize(
 ) -> tuple[Float[Tensor, "B F"], Float[Tensor, " F"], Float[Tensor, " F"]]:
     """BN(x; gamma, beta), and the mean and biased variance that were used: the given ones or, for None, the batch's."""
     if mean is not None and var is not None:
-        if len(x) == 0:  # the backward pass of native_batch_norm divides by the number of rows
+        if x.shape[0] == 0:  # the backward pass of native_batch_norm divides by the number of rows
             return gamma * standardize(x, mean, var, eps, False) + (0 if beta is None else beta), mean, var
         return torch.native_batch_norm(x, gamma, beta, mean, var, False, 0.0, eps)[0], mean, var
     y, mean, rstd = torch.native_batch_norm(x, gamma, beta, None, None, True, 0.0, eps)
