@@ -183,6 +183,7 @@ def test_a_line_that_nobody_reads_does_not_end_a_run(monkeypatch):
         monkeypatch.setattr(sys, "stdout", stream)
         for _ in range(3):
             log.say("a line")
+        assert os.fstat(writer).st_rdev == os.stat(os.devnull).st_rdev  # what follows goes nowhere
 
 
 def test_it_is_quiet_where_there_is_no_terminal(tmp_path, capsys):
