@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bnrnn.files import write_record, write_text
+from bnrnn.files import read_record, write_record, write_text
+from bnrnn.training.results import provenance
 
 
 def command_line(doc: str | None) -> ArgumentParser:
@@ -16,6 +17,28 @@ def command_line(doc: str | None) -> ArgumentParser:
     parser.add_argument("--out-dir", type=Path, default=Path("outputs"))
     parser.add_argument("--smoke", action="store_true", help="measure as little as possible, to see that it runs")
     return parser
+
+
+def measured_before(key: str, results_dir: Path, **same: Any) -> dict[str, Any]:
+    """The stored result of an analysis, or {} if there is none with the values in `same`.
+
+    An analysis of trained models adds to it, so that measurements survive their models, which are not committed.
+    Delete the file to begin anew. Raises BnrnnError for a damaged file.
+    """
+    path = results_dir / f"{key}.json"
+    stored = read_record(path, "delete it and run the analysis again") if path.exists() else {}
+    return stored if all(stored.get(name) == value for name, value in same.items()) else {}
+
+
+def provenance_with(before: dict[str, Any]) -> dict[str, Any]:
+    """The provenance of a result that keeps what was measured before, with the commits of all measurements."""
+    here = provenance()
+    return {**here, "commits": sorted({here["commit"], *commits_of(before)})} if before else here
+
+
+def commits_of(result: dict[str, Any]) -> list[str]:
+    """The commits that measured a stored result."""
+    return result.get("commits", [result["commit"]] if result else [])
 
 
 def publish(

@@ -11,6 +11,7 @@ from bnrnn.config import ROOT, sweep
 from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record
 from bnrnn.report import rules
+from bnrnn.report.analyses import commits_of
 from bnrnn.report.claims import load_analysis, load_claim, read_claims
 from bnrnn.report.rules import NOT_SHOWN, PROPERTY, Outcome, Pairing
 from bnrnn.report.runs import Run, load_runs
@@ -130,7 +131,7 @@ def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Pa
     known = ("scope", "rule", "analysis", "property", "updates", "note", "replaced")
     has = getattr(module, test["property"])(result, **{k: v for k, v in test.items() if k not in known})
     outcome = Outcome(tuple(1.0 if held else -1.0 for held in has), unanimous=True)
-    return JudgedTest(name, paper, test, outcome, (result["commit"],))
+    return JudgedTest(name, paper, test, outcome, tuple(commits_of(result)))
 
 
 def sides_of(test: dict[str, Any]) -> list[dict[str, Any]]:

@@ -3,7 +3,8 @@
     python experiments/cooijmans2016/fig5.py [--out-dir DIR]
 
 Reads the longest finished BN-LSTMs of Table 2 in --out-dir: 30 random units of each model over the first 50 steps. The
-figure shows the model of the first seed.
+figure shows the model of the first seed. What was measured before on other seeds of the same length stays in the
+result.
 """
 
 from pathlib import Path
@@ -15,13 +16,12 @@ from torch import Tensor
 
 from bnrnn.errors import report_errors
 from bnrnn.report import style
-from bnrnn.report.analyses import command_line, publish
+from bnrnn.report.analyses import command_line, measured_before, provenance_with, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.runs import Run, trained_runs
 from bnrnn.report.site.curves import Line, Plot
 from bnrnn.training import checkpoint
-from bnrnn.training.results import provenance
 
 KEY = "cooijmans2016/fig5"
 NUM_UNITS, NUM_STEPS = 30, 50
@@ -33,9 +33,11 @@ SHOWN = [0, 2, 5, 10, 20, 30, 40]
 def measure(results_dir: Path) -> dict[str, Any]:
     runs = [r for r in trained_runs(load_claim(KEY)["models"], results_dir) if r.overrides["model"] == "bn_lstm"]
     about = {"updates": runs[0].result.updates, "data": runs[0].result.data}
-    selected = {run.seed: run.result.best_update for run in runs}
-    statistics = {run.seed: _statistics(run) for run in runs}  # seed -> panel -> unit -> t
-    return {"name": KEY, **provenance(), **about, "selected": selected, "statistics": statistics}
+    before = measured_before(KEY, results_dir, **about)
+    selected = {**before.get("selected", {}), **{run.seed: run.result.best_update for run in runs}}
+    statistics = {**before.get("statistics", {}), **{run.seed: _statistics(run) for run in runs}}
+    about |= {"selected": selected, "statistics": dict(sorted(statistics.items()))}  # seed -> panel -> unit -> t
+    return {"name": KEY, **provenance_with(before), **about}
 
 
 def _statistics(run: Run) -> dict[str, list[list[float]]]:

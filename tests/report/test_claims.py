@@ -4,6 +4,7 @@ import math
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,11 +15,15 @@ from torch import nn
 
 from bnrnn.config import ROOT, compose_config, sweep
 from bnrnn.errors import BnrnnError
+from bnrnn.files import write_record
 from bnrnn.inputs import IGNORE, Batch
+from bnrnn.report import analyses
 from bnrnn.report.claims import load_analysis, needed
+from bnrnn.report.verdicts import judge
 
 fig1a = load_analysis("cooijmans2016/fig1a")
 fig1b = load_analysis("cooijmans2016/fig1b")
+POPULATION_IS_BETTER = {"population": 0.0, "batch": 0.1}
 
 
 def test_gradient_norms_are_those_of_a_loop_over_batchnorm1d():
@@ -85,3 +90,42 @@ def test_everything_that_a_figure_needs_exists():
         for name in yaml.safe_load(path.read_text()).get("needs", {}):
             recipes, analyses = needed(f"{path.parent.name}/{name}")
             assert all(sweep(recipe) for recipe in recipes) and all((ROOT / a).exists() for a in analyses)
+
+
+def test_an_analysis_keeps_what_it_measured_on_models_that_are_gone(tmp_path, monkeypatch):
+    fig3b, key = load_analysis("cooijmans2016/fig3b"), "cooijmans2016/fig3b"
+    state = {"seeds": ["1"], "updates": 1582, "bpc": 1.5, "commit": "aaaaaaa"}
+
+    def trained(key, results_dir):
+        result = SimpleNamespace(updates=state["updates"], data="text")
+        return [SimpleNamespace(seed=seed, budget="paper", result=result) for seed in state["seeds"]]
+
+    def curves(run, data_dir, lengths, most):
+        return {f"bn_lstm, {kind}": [state["bpc"] + more] * len(lengths) for kind, more in POPULATION_IS_BETTER.items()}
+
+    monkeypatch.setattr(fig3b, "trained_runs", trained)
+    monkeypatch.setattr(fig3b, "curves", curves)
+    monkeypatch.setattr(analyses, "provenance", lambda: {"commit": state["commit"]})
+
+    def measured(**changes):
+        state.update(changes)
+        result = fig3b.measure("data", tmp_path, [100, 200], None)
+        write_record(tmp_path / f"{key}.json", result)
+        return result
+
+    first = measured()
+    assert list(first["bpc"]["bn_lstm, batch"]) == ["1"] and "commits" not in first
+    second = measured(seeds=["0"], bpc=1.7, commit="bbbbbbb")
+    assert second["bpc"]["bn_lstm, population"] == {"0": [1.7, 1.7], "1": [1.5, 1.5]}
+    assert second["commits"] == ["aaaaaaa", "bbbbbbb"]
+    assert measured(seeds=["1"], bpc=1.4)["bpc"]["bn_lstm, population"] == {"0": [1.7, 1.7], "1": [1.4, 1.4]}
+
+    test = {"scope": "shorter", "rule": "property", "analysis": "fig3b", "updates": 1582,
+            "property": "population_beats_batch"}  # fmt: skip
+    judged = judge("C12", "cooijmans2016", test, tmp_path, lambda key: [], "here")
+    assert judged.outcome.effects == (1.0, 1.0) and judged.commits == ("aaaaaaa", "bbbbbbb")
+
+    assert list(measured(updates=3164)["bpc"]["bn_lstm, batch"]) == ["1"]  # models of another length are not mixed
+    (tmp_path / f"{key}.json").write_text("{")
+    with pytest.raises(BnrnnError, match=r"fig3b.json .*delete it and run the analysis again"):
+        measured()
