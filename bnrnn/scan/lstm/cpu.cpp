@@ -47,10 +47,12 @@ struct Step {
   float *x, *u, *c, *y;
   const float *c_prev, *h_prev;
   int64_t row;                     // floats in a row of x, u and du
+  int64_t next = 0;                // floats of c from this step to the one that is computed next; 0: no prefetching
   float mean = 0.0f, var = 0.0f;   // batch statistics of the only input feature
   const float* feature = nullptr;  // the feature of each sequence, minus its mean if batch statistics are used
 
-  Step(const Lstm& s, int64_t t, float* room) : s(s), t(t) {
+  // `forward`: whether step t + 1 is computed next, or step t - 1.
+  Step(const Lstm& s, int64_t t, bool forward, float* room) : s(s), t(t) {
     n = s.running ? s.running[t] : s.B;
     m = s.counted ? s.counted[t] : s.B;
     row = 4 * (int64_t)s.H;
@@ -62,6 +64,25 @@ struct Step {
     c_prev = t ? c - size : s.c_0;
     h_prev = t ? y - size : s.h_0;
     if (s.feature) set_feature(s.feature + t * s.B, room);
+    const int64_t bytes = size * ((x ? 4 : 0) + (u ? 4 : 0) + 2) * (int64_t)sizeof(float);
+    if (bytes / s.threads > 2 * NEAR) return;  // more would leave the cache before it is used
+    if (forward)
+      next = t + 1 < s.T ? size : 0;
+    else
+      next = t > 1 ? -size : 0;  // the state before step 0 is stored separately
+  }
+  // Prefetches what the next step reads, or writes if FORWARD, in row b of the block that begins at j. Rows are too far
+  // apart for the processor to foresee this. Without `always_inline`, GCC removes the calls, since they have no result.
+  template <bool FORWARD>
+  inline __attribute__((always_inline)) void prefetch(int64_t b, int j) const {
+    if (!next) return;
+    const int64_t cell = b * s.H + j + next;
+    for (int64_t k = 0, r = b * row + j + 4 * next; k < 4; ++k, r += s.H) {
+      if (u) __builtin_prefetch(u + r, FORWARD, 2);
+      if (x) __builtin_prefetch(x + r, 1, 2);
+    }
+    __builtin_prefetch((FORWARD ? c : c_prev) + cell, FORWARD, 2);
+    __builtin_prefetch((FORWARD ? y : s.dy + s.B * (int64_t)s.H * t) + cell, FORWARD, 2);
   }
   void set_feature(const float* value, float* room) {
     feature = value;
@@ -140,6 +161,7 @@ void forward_block(const Step& at, Units<TAIL> units, int j, float* product, int
   }
   for (int b = 0; b < at.m; ++b) {
     const int64_t r = b * row + j, cell = b * H + j;
+    at.prefetch<true>(b, j);
     Wide a[4];
     for (int k = 0; k < 4; ++k) {  // eq. 6
       Wide v = units.load(product + b * width + k * gap), in;
@@ -198,6 +220,7 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
   Wide sum_dz{}, sum_dzc{};
   for (int b = 0; b < at.n; ++b) {  // through eq. 8
     const int64_t r = b * row + j, cell = b * H + j;
+    at.prefetch<false>(b, j);
     Wide a[4];
     for (int k = 0; k < 4; ++k) {
       const Wide in = at.feature ? at.feature[b] * slope[k] : gamma_x[k] * units.load(at.x + r + k * H);
@@ -321,7 +344,7 @@ void bnrnn_lstm_forward(const Lstm* sequence) {
     const int64_t size = (int64_t)s.B * 4 * LANES;
     Floats product(new float[group * size]), room(new float[s.B]);
     for (int64_t t = 0; t < s.T; ++t) {
-      const Step at(s, t, room.get());
+      const Step at(s, t, true, room.get());
 #pragma omp for schedule(static)
       for (int g = 0; g < groups; ++g) {
         const int from = g * group * LANES, to = std::min(H, from + group * LANES);
@@ -349,7 +372,7 @@ void bnrnn_lstm_backward(const Lstm* sequence) {
     for (int n = 0; n < H; n += STRIP) weight.pack_rows(n, s.weight_hh, H);
     int64_t in_chunk = 0;  // number of steps in the chunk so far; they are filled in from the end of the chunk
     for (int64_t t = s.T - 1; t >= 0; --t) {
-      const Step at(s, t, room.get());
+      const Step at(s, t, false, room.get());
       const float* dy = s.dy + size * t;
       float* du_t = du.get() + (chunk - ++in_chunk) * size * 4;
 #pragma omp for schedule(static)
