@@ -7,8 +7,9 @@ from typing import Any
 from bnrnn.metrics import metric_of
 from bnrnn.report import rules
 from bnrnn.report.markdown import NONE, markdown
+from bnrnn.report.outcomes import NOT_SHOWN, Outcome
 from bnrnn.report.rule_history import registered
-from bnrnn.report.rules import NEVER, NOT_SHOWN, PROPERTY, Outcome
+from bnrnn.report.rules import NEVER, PROPERTY
 from bnrnn.report.verdicts import Claim, JudgedTest, metrics_of, serves, sides_of
 from bnrnn.training.cells import Cell
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from bnrnn.config import label, sweep
 from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim
-from bnrnn.report.rules import student_interval
+from bnrnn.report.outcomes import student_interval
 from bnrnn.report.runs import Run, in_figures, load_runs, longest
 from bnrnn.report.style import ACROSS, LOOKS, PANEL, Look, legend_below, save
 

@@ -1,4 +1,4 @@
-"""Rules that judge a claim: they compute an effect for each seed, and a verdict from all effects.
+"""Rules that judge a claim: they compute an effect for each seed. `outcomes` makes a verdict of all effects.
 
 A test compares *sides*, which are selections of runs, and pairs them by seed. A rule computes an effect from the runs
 of one seed. The claim is right for this seed if the effect is larger than the rule's threshold. Tests, with their rules
@@ -9,16 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
-from statistics import mean, stdev
 from typing import Any
 
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import sign
+from bnrnn.report.outcomes import Outcome
 from bnrnn.report.runs import Run
 
-LEAST_PAIRS = 3
-HOLDS, IN_PART, NOT_SHOWN = "holds", "holds in part", "not shown"
-CONTRADICTED, CONTRADICTED_IN_PART = "contradicted", "contradicted in part"
 NEVER = {  # remarks on runs that never got to a level: those of the first side, and those of the second
     "of": "a run of the first side never got there and counts with its length: the true ratio is larger",
     "than": "a run of the second side never got there and counts with its length: the true ratio is smaller",
@@ -28,60 +25,6 @@ DIVERGED = (
     "a pair of which one run diverged counts like the other pair that is farthest from the threshold; if both "
     "diverged, there is no difference"
 )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The effects of all pairs, their mean with its 95 % interval, and the verdict of the test."""
-
-    effects: tuple[float, ...]
-    threshold: float = 0.0
-    unanimous: bool = False  # whether all pairs must agree; otherwise the interval must lie beyond the threshold
-    marks: tuple[str, ...] = ()
-
-    @property
-    def n(self) -> int:
-        return len(self.effects)
-
-    @property
-    def mean(self) -> float:
-        return mean(self.effects)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval (Student's t) of the mean over the pairs; infinite for a single pair."""
-        return student_interval(self.effects)
-
-    @property
-    def agree(self) -> int:
-        """The number of pairs with an effect above the threshold."""
-        return sum(effect > self.threshold for effect in self.effects)
-
-    @property
-    def verdict(self) -> str:
-        if self.n < LEAST_PAIRS:
-            return NOT_SHOWN
-        low, high = (min(self.effects), max(self.effects)) if self.unanimous else self.interval
-        if low > self.threshold:
-            return HOLDS
-        return CONTRADICTED if high < self.threshold else NOT_SHOWN
-
-    @property
-    def tendency(self) -> str:
-        """Whether the mean effect agrees with the claim; reported where nothing is shown."""
-        if self.mean == self.threshold:
-            return "undecided"
-        return "agrees" if self.mean > self.threshold else "disagrees"
-
-
-def student_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean (Student's t); infinite for a single value."""
-    from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats is slow to import
-
-    if len(values) < 2:
-        return -math.inf, math.inf
-    half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
-    return mean(values) - half, mean(values) + half
 
 
 @dataclass
@@ -278,11 +221,6 @@ def _largest(pairing: Pairing, good: Callable[[list[Run]], list[float]]) -> Outc
     return Outcome(tuple(effects))
 
 
-def within(values: Sequence[float], published: float, tolerance: float) -> Outcome:
-    """Each value is within the tolerance of the published one; the effect is the tolerance minus the distance."""
-    return Outcome(tuple(tolerance - abs(value - published) for value in values))
-
-
 RULES: dict[str, Callable[[Pairing], Outcome]] = {
     rule.__name__: rule
     for rule in (
@@ -298,20 +236,3 @@ def rule_of(test: dict[str, Any], where: str) -> Callable[[Pairing], Outcome]:
     if test["rule"] not in RULES:
         raise BnrnnError(f"{where}: rule {test['rule']!r} is unknown: use {', '.join([*RULES, PROPERTY])}")
     return RULES[test["rule"]]
-
-
-def combined(outcomes: list[str]) -> str:
-    """The verdict of a claim all of whose tests must hold. Tests that were not run count as not shown."""
-    kinds = set(outcomes)
-    if kinds <= {NOT_SHOWN}:
-        return NOT_SHOWN
-    if kinds == {HOLDS}:
-        return HOLDS
-    if kinds == {CONTRADICTED}:
-        return CONTRADICTED
-    return CONTRADICTED_IN_PART if CONTRADICTED in kinds else IN_PART
-
-
-def in_part(verdict: str) -> str:
-    """The verdict on a claim if the evidence is not on the paper's data and length: at most in part."""
-    return {HOLDS: IN_PART, CONTRADICTED: CONTRADICTED_IN_PART}.get(verdict, verdict)

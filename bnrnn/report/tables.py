@@ -10,7 +10,7 @@ from bnrnn.config import sweep
 from bnrnn.metrics import METRICS, SCORES, in_words
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import NONE, markdown, spread
-from bnrnn.report.rules import CONTRADICTED, HOLDS, LEAST_PAIRS, within
+from bnrnn.report.outcomes import CONTRADICTED, HOLDS, LEAST_PAIRS, within
 from bnrnn.report.runs import Run, group, in_figures, load_runs, longest
 
 COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the main metric of the run

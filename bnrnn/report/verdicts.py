@@ -13,7 +13,8 @@ from bnrnn.files import read_record
 from bnrnn.report import rules
 from bnrnn.report.analyses import commits_of
 from bnrnn.report.claims import load_analysis, load_claim, read_claims
-from bnrnn.report.rules import NOT_SHOWN, PROPERTY, Outcome, Pairing
+from bnrnn.report.outcomes import NOT_SHOWN, Outcome, combined, in_part
+from bnrnn.report.rules import PROPERTY, Pairing
 from bnrnn.report.runs import Run, load_runs
 from bnrnn.training.cells import Cell
 
@@ -79,11 +80,11 @@ class Claim:
     def verdict(self) -> str:
         """The verdict of the tests that count; at most in part if they are not on the paper's data and length."""
         verdict = _together(self.counted)
-        return verdict if self.scope == "paper" else rules.in_part(verdict)
+        return verdict if self.scope == "paper" else in_part(verdict)
 
 
 def _together(tests: list[JudgedTest]) -> str:
-    return rules.combined([t.verdict for t in tests])
+    return combined([t.verdict for t in tests])
 
 
 def load_claims(results_dir: Path, root: Path = ROOT) -> list[Claim]:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from bnrnn.errors import BnrnnError
-from bnrnn.report import rules
-from bnrnn.report.rules import CONTRADICTED, CONTRADICTED_IN_PART, HOLDS, IN_PART, NOT_SHOWN, Outcome, Pairing
+from bnrnn.report import outcomes, rules
+from bnrnn.report.outcomes import CONTRADICTED, CONTRADICTED_IN_PART, HOLDS, IN_PART, NOT_SHOWN, Outcome
+from bnrnn.report.rules import Pairing
 from bnrnn.report.runs import Run
 from bnrnn.training.results import Result
 
@@ -33,11 +34,11 @@ def final(*values, metric="test/accuracy", **options):
 
 def test_the_interval_is_students():
     # t(0.975) is 4.3027 with two degrees of freedom and 12.7062 with one, from a table of the distribution.
-    assert rules.student_interval([1.0, 2.0, 3.0]) == pytest.approx(
+    assert outcomes.student_interval([1.0, 2.0, 3.0]) == pytest.approx(
         (2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4
     )
-    assert rules.student_interval([1.0, 2.0]) == pytest.approx((1.5 - 12.7062 / 2, 1.5 + 12.7062 / 2), abs=1e-3)
-    assert rules.student_interval([1.0]) == (-math.inf, math.inf)
+    assert outcomes.student_interval([1.0, 2.0]) == pytest.approx((1.5 - 12.7062 / 2, 1.5 + 12.7062 / 2), abs=1e-3)
+    assert outcomes.student_interval([1.0]) == (-math.inf, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -255,20 +256,20 @@ def test_the_largest_learning_rate_at_which_a_level_is_reached():
 
 
 def test_reproduced_is_within_the_tolerance_for_sure():
-    assert rules.within([95.3, 95.5, 95.4], 95.4, 0.5).verdict == HOLDS
-    assert rules.within([94.0, 94.1, 94.05], 95.4, 0.5).verdict == CONTRADICTED
-    assert rules.within([95.0, 95.9, 94.6], 95.4, 0.5).verdict == NOT_SHOWN
-    assert rules.within([95.4], 95.4, 0.5).verdict == NOT_SHOWN
+    assert outcomes.within([95.3, 95.5, 95.4], 95.4, 0.5).verdict == HOLDS
+    assert outcomes.within([94.0, 94.1, 94.05], 95.4, 0.5).verdict == CONTRADICTED
+    assert outcomes.within([95.0, 95.9, 94.6], 95.4, 0.5).verdict == NOT_SHOWN
+    assert outcomes.within([95.4], 95.4, 0.5).verdict == NOT_SHOWN
 
 
 def test_tests_that_all_have_to_hold():
-    assert rules.combined([HOLDS, HOLDS]) == HOLDS
-    assert rules.combined([HOLDS, NOT_SHOWN]) == IN_PART
-    assert rules.combined([HOLDS, CONTRADICTED, NOT_SHOWN]) == CONTRADICTED_IN_PART
-    assert rules.combined([NOT_SHOWN, CONTRADICTED]) == CONTRADICTED_IN_PART
-    assert rules.combined([CONTRADICTED]) == CONTRADICTED
-    assert rules.combined([NOT_SHOWN]) == rules.combined([]) == NOT_SHOWN
-    assert [rules.in_part(v) for v in (HOLDS, CONTRADICTED, NOT_SHOWN)] == [IN_PART, CONTRADICTED_IN_PART, NOT_SHOWN]
+    assert outcomes.combined([HOLDS, HOLDS]) == HOLDS
+    assert outcomes.combined([HOLDS, NOT_SHOWN]) == IN_PART
+    assert outcomes.combined([HOLDS, CONTRADICTED, NOT_SHOWN]) == CONTRADICTED_IN_PART
+    assert outcomes.combined([NOT_SHOWN, CONTRADICTED]) == CONTRADICTED_IN_PART
+    assert outcomes.combined([CONTRADICTED]) == CONTRADICTED
+    assert outcomes.combined([NOT_SHOWN]) == outcomes.combined([]) == NOT_SHOWN
+    assert [outcomes.in_part(v) for v in (HOLDS, CONTRADICTED, NOT_SHOWN)] == [IN_PART, CONTRADICTED_IN_PART, NOT_SHOWN]
 
 
 def test_an_unknown_rule_is_an_error_that_names_the_claim():

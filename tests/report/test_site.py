@@ -9,7 +9,7 @@ import pytest
 
 from bnrnn.config import ROOT
 from bnrnn.report.claims import claim_keys, load_claim
-from bnrnn.report.rules import Outcome
+from bnrnn.report.outcomes import Outcome
 from bnrnn.report.runs import load_runs
 from bnrnn.report.site import api, curves, experiment, front, missing, run_pages, source
 from bnrnn.report.site.filtered import filtered_table

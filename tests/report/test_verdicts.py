@@ -21,7 +21,7 @@ from bnrnn.report.claims_page import (
     rests_on,
     verdict_in_words,
 )
-from bnrnn.report.rules import CONTRADICTED, CONTRADICTED_IN_PART, HOLDS, IN_PART, NOT_SHOWN, Outcome
+from bnrnn.report.outcomes import CONTRADICTED, CONTRADICTED_IN_PART, HOLDS, IN_PART, NOT_SHOWN, Outcome
 from bnrnn.report.runs import load_runs
 from bnrnn.report.verdicts import OWN, SCOPES, Claim, JudgedTest, judge, metrics_of, serves, sides_of
 from bnrnn.training.cells import expand

@@ -35,9 +35,8 @@ class Steps:
     """The arguments of a scan, and the values that the forward pass stores for the backward pass."""
 
     x: Tensor  # (T, B, 4H), input product; the forward pass normalizes it, the backward pass writes its gradient here
-    u: (
-        Tensor | None
-    )  # (T, B, 4H), normalized recurrent product; the backward pass overwrites it; None without gradients
+    # (T, B, 4H), normalized recurrent product; the backward pass overwrites it; None without gradients
+    u: Tensor | None
     c: Tensor  # (T, B, H)
     y: Tensor  # (T, B, H)
     h_0: Tensor  # (B, H)
