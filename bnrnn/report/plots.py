@@ -24,6 +24,7 @@ WIDE = 10.0  # losses that differ by more than this factor have a logarithmic ax
 EXPLODED = 1000.0  # a loss above so many times the lowest one does not determine the range of an axis
 FEW = 15  # curves with at most so many points have markers
 WIDTH = 105  # characters of a line of a caption
+HEIGHT = 44  # characters of a vertical line: the title of an axis
 SPAN = 0.2  # the least range of an axis of accuracies or errors: a smaller one would exaggerate differences
 NAMES = {"optim.lr": "learning rate", "model.layer.gamma_init": "initial gamma", "data.state_noise": "noise"}
 AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",
@@ -109,7 +110,8 @@ def draw_panel(
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
     ax.set_xlabel(AXES[unit])
-    ax.set_ylabel(axis_title(metric))
+    title = axis_title(metric)
+    ax.set_ylabel(title if len(title) <= HEIGHT else title.replace(" (", "\n("))
     _choose_range(ax, metric)
     if chance is not None and ax.get_ylim()[0] <= chance <= ax.get_ylim()[1]:
         ax.axhline(chance, color="grey", linestyle=":", linewidth=1.2, label="guessing")
