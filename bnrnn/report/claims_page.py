@@ -10,7 +10,7 @@ from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.outcomes import NOT_SHOWN, Outcome
 from bnrnn.report.rule_history import registered
 from bnrnn.report.rules import NEVER, PROPERTY
-from bnrnn.report.verdicts import Claim, JudgedTest, metrics_of, serves, sides_of
+from bnrnn.report.verdicts import Claim, JudgedTest, hours_of, metrics_of, sides_of
 from bnrnn.training.cells import Cell
 
 
@@ -142,11 +142,14 @@ def _render_missing(claims: list[Claim], planned: list[tuple[Cell, float]], meas
     for claim in claims:
         missing = [t for t in claim.tested if t.outcome is None and "replaced" not in t.test]
         for t in missing:
-            hours = sum(cost for cell, cost in planned if serves(cell, t))
+            hours = hours_of(t, planned)
             cost = f"{hours:.1f}" if hours else "not in the campaign"
             rows.append([claim.name, t.test["scope"], rule_in_words(t, measured), cost])
     header = ["claim", "scope", "test", "hours"]
-    about = "Core hours of the runs for a test that are still missing, as estimated in conf/campaign.yaml.\n"
+    about = (
+        "Core hours of the runs in conf/campaign.yaml that a test still needs, as estimated there. Of runs that differ "
+        "only in their number of updates, the shortest counts.\n"
+    )
     return f"{about}\n{markdown(header, rows)}"
 
 

@@ -33,6 +33,7 @@ class JudgedTest:
     test: dict[str, Any]
     outcome: Outcome | None
     commits: tuple[str, ...] = ()  # the commits with which the runs were started
+    seeds: tuple[frozenset[str], ...] = ()  # for each side, the seeds of which it has a run
 
     @property
     def key(self) -> str:
@@ -108,16 +109,17 @@ def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: 
     rule = rules.rule_of(test, where)
     sides = sides_of(test)
     choices = [_choose(paper, test, side, load, where) for side in sides]
-    seeds = sorted(set.intersection(*(set(chosen) for chosen in choices)))
+    seen = tuple(frozenset(chosen) for chosen in choices)
+    seeds = sorted(frozenset.intersection(*seen))
     if not seeds:
-        return JudgedTest(name, paper, test, None)
+        return JudgedTest(name, paper, test, None, seeds=seen)
     pairing = Pairing(test, {s: [chosen[s] for chosen in choices] for s in seeds}, [metrics_of(test, s) for s in sides])
     outcome = rule(pairing)
     if not outcome.effects:  # all runs diverged, so there is nothing to compare
-        return JudgedTest(name, paper, test, None)
+        return JudgedTest(name, paper, test, None, seeds=seen)
     outcome = Outcome(outcome.effects, outcome.threshold, outcome.unanimous, tuple(sorted(pairing.marks)))
     runs = [run for chosen in choices for s in seeds for run in chosen[s]]
-    return JudgedTest(name, paper, test, outcome, tuple(sorted({run.result.commits[0] for run in runs})))
+    return JudgedTest(name, paper, test, outcome, tuple(sorted({run.result.commits[0] for run in runs})), seen)
 
 
 def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Path) -> JudgedTest:
@@ -146,8 +148,20 @@ def metrics_of(test: dict[str, Any], side: dict[str, Any]) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
+def hours_of(tested: JudgedTest, planned: list[tuple[Cell, float]]) -> float:
+    """The core hours of the planned cells that a test needs. Of cells that differ only in their number of updates, the
+    cheapest counts."""
+    costs: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    for cell, cost in planned:
+        if serves(cell, tested):
+            run = cell.experiment, frozenset((k, v) for k, v in cell.overrides.items() if k != "budget.updates")
+            costs[run] = min(cost, costs.get(run, math.inf))
+    return sum(costs.values(), 0.0)
+
+
 def serves(cell: Cell, tested: JudgedTest) -> bool:
-    """Whether a run of this cell would be used by a test. Its length is compared only if it is given in updates."""
+    """Whether a side of a test that has no run of this cell's seed would use the cell. Its length is compared only if
+    it is given in updates."""
     test, updates = tested.test, cell.overrides.get("budget.updates")
     if test["scope"] == "paper" and any(name.startswith("budget.") for name in cell.overrides):
         return False
@@ -155,11 +169,12 @@ def serves(cell: Cell, tested: JudgedTest) -> bool:
         return False
     if test["rule"] == PROPERTY:
         return cell.experiment == load_claim(tested.key).get("models")
-    free = test.get("best_of") or test.get("key")
+    free, sides = test.get("best_of") or test.get("key"), sides_of(test)
     return any(
         cell.experiment == f"{tested.paper}/{side.get('experiment', test['experiment'])}"
         and _is_chosen(cell.overrides, cell.experiment, _wanted(test, side), free)
-        for side in sides_of(test)
+        for side, seeds in zip(sides, tested.seeds or [frozenset()] * len(sides), strict=True)
+        if cell.overrides.get("seed") not in seeds
     )
 
 

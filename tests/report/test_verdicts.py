@@ -23,7 +23,7 @@ from bnrnn.report.claims_page import (
 )
 from bnrnn.report.outcomes import CONTRADICTED, CONTRADICTED_IN_PART, HOLDS, IN_PART, NOT_SHOWN, Outcome
 from bnrnn.report.runs import load_runs
-from bnrnn.report.verdicts import OWN, SCOPES, Claim, JudgedTest, judge, metrics_of, serves, sides_of
+from bnrnn.report.verdicts import OWN, SCOPES, Claim, JudgedTest, hours_of, judge, metrics_of, serves, sides_of
 from bnrnn.training.cells import expand
 from tests.report.test_runs import change_recipe, put
 
@@ -173,6 +173,18 @@ def test_the_page_lists_what_was_not_run_with_its_cost():
     missing = text.split("## Tests that have not been run")[1]
     assert "| C1 | paper | `diverges`" in missing and "| 5.0 |" in missing and "in 3 of 3 pairs" not in missing
     assert "| not in the campaign |" in render([claim(a_test(None, where={"data": "smnist"}))], planned)
+
+
+def test_the_cost_of_a_test_counts_each_missing_run_once_with_its_shortest_length():
+    def planned(hours, *arguments):
+        return [(cell, hours) for cell in expand([f"experiment={TABLE}", "data=pmnist", *arguments])]
+
+    model = {"of": {"model": "bn_lstm"}, "than": {"model": "lstm"}, "where": {"data": "pmnist"}}
+    given = a_test(None, **model, scope="shorter", updates=2500)
+    runs = planned(1.0, "seed=0,1", "budget.updates=2500") + planned(8.0, "seed=0,2", "budget.updates=30000")
+    assert hours_of(given, runs) == 1 + 1 + 1 + 1 + 8 + 8  # two models; seed 2 has only long runs
+    half = dataclasses.replace(given, seeds=(frozenset({"0", "2"}), frozenset()))  # BN-LSTM has runs of seeds 0 and 2
+    assert hours_of(half, runs) == 1 + 1 + 1 + 8
 
 
 def test_a_cell_serves_a_test_if_it_is_chosen_and_long_enough():
