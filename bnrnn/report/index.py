@@ -7,14 +7,15 @@ from pathlib import Path
 from bnrnn.report.claims import claim_keys, load_claim, load_paper
 from bnrnn.report.runs import load_runs
 from bnrnn.report.tables import sections
+from bnrnn.report.unfinished import load_unfinished
 
 INTRODUCTION = """
 A program writes every page in this folder from the stored runs. [claims.md](claims.md) judges the claims of the papers.
 Each title below links to a page with the figures and with all runs behind a table.
 
 - *Published* is the number in the paper. *Ours* is the mean ± standard deviation over n seeds.
-- A published number is compared only with runs of the paper's own length. Shorter runs are compared with points of the
-  paper's curve after the same number of updates.
+- A published number is compared only with runs of the paper's own length. Shorter and unfinished runs are compared with
+  points of the paper's curve after the same number of updates.
 - A number is *reproduced* if at least three seeds agree with it within a tolerance that was fixed before training. With
   fewer seeds it is only *within* or *outside tolerance*.
 - Models, data and settings have the names of their files in `conf/`.
@@ -54,7 +55,8 @@ def _render_tables(key: str, results_dir: Path) -> str:
     if "analysis" in claim:
         return ""
     parts = []
-    for title, table in sections(key, claim, load_runs(key, results_dir), collapse=True).items():
+    runs, unfinished = load_runs(key, results_dir), load_unfinished(key, results_dir)
+    for title, table in sections(key, claim, runs, unfinished, collapse=True).items():
         short = title.removeprefix(claim["title"]).lstrip(",: ")
         parts.append(f"**{short[0].upper()}{short[1:]}**\n\n{table}")
     return "\n".join(parts)

@@ -17,6 +17,7 @@ from bnrnn.report.progress import missing_cells
 from bnrnn.report.rule_history import has_history
 from bnrnn.report.runs import in_figures, load_runs, run_files
 from bnrnn.report.tables import render, render_summary
+from bnrnn.report.unfinished import load_unfinished
 from bnrnn.report.verdicts import Claim, load_claims
 
 RESULTS = ROOT / "results"
@@ -54,7 +55,8 @@ def draw(key: str, results_dir: Path) -> list[Path]:
         path = results_dir / f"{key}.png"
         plots.draw_sweep(key, results_dir, path)
         return [path]
-    curves = claim["curves"] if in_figures(key, load_runs(key, results_dir)) else []
+    runs = [*load_runs(key, results_dir), *load_unfinished(key, results_dir)]
+    curves = claim["curves"] if in_figures(key, runs) else []
     paths = {results_dir / Path(key).parent / f"{curve['figure']}.png": curve for curve in curves}
     for path, curve in paths.items():
         plots.draw_curve(key, curve, results_dir, path)

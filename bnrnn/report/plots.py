@@ -19,6 +19,7 @@ from bnrnn.report.claims import load_claim
 from bnrnn.report.outcomes import student_interval
 from bnrnn.report.runs import Run, in_figures, load_runs, longest
 from bnrnn.report.style import ACROSS, LOOKS, PANEL, Look, legend_below, save
+from bnrnn.report.unfinished import load_unfinished
 
 WIDE = 10.0  # losses that differ by more than this factor have a logarithmic axis
 EXPLODED = 1000.0  # a loss above so many times the lowest one does not determine the range of an axis
@@ -39,7 +40,8 @@ def time_unit(runs: list[Run]) -> float:
 
 
 def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, unit: float | None) -> float:
-    """Plot thin lines for the seeds and a thick line for their mean, at updates where all have a point.
+    """Plot thin lines for the seeds and a thick line for their mean, at updates where all have a point. The line of a
+    seed that was trained longer than all others is stronger after their end.
 
     From three seeds on, the 95 % interval of the mean (Student's t) is shaded. Runs that diverged end with a cross at
     their last finite point, or have one at the top of the panel if they have no point.
@@ -69,6 +71,10 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, uni
         return 0.0
     for curve in curves if len(curves) > 1 else []:
         ax.plot(*zip(*curve.values(), strict=True), color=look.color, alpha=0.35, linewidth=0.8)
+    if len(curves) > 1:
+        *_, second, first = sorted(curves, key=max)
+        alone = [point for update, point in first.items() if update >= max(second)]
+        ax.plot(*zip(*alone, strict=True), color=look.color, alpha=0.9, linewidth=1.2)
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
     x, y = ([mean(curve[u][k] for curve in curves) for u in shared] for k in (0, 1))
     ax.plot(x, y, **style, linewidth=2.0, label=name, marker=look.marker if len(x) <= FEW else None, markersize=5)
@@ -136,8 +142,12 @@ def _choose_range(ax: Axes, metric: str) -> None:
 
 
 def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -> None:
-    """The figure of a claim: one panel per dataset and, if the claim has `reach`, our runs against time below it."""
-    claim, runs = load_claim(key), in_figures(key, load_runs(key, results_dir))
+    """The figure of a claim: one panel per dataset and, if the claim has `reach`, our runs against time below it.
+
+    Unfinished runs are shown against updates only: they were often trained on several machines.
+    """
+    claim, finished = load_claim(key), in_figures(key, load_runs(key, results_dir))
+    runs = [*finished, *in_figures(key, load_unfinished(key, results_dir))]
     rows = {row: named(claim["rows"], row) for row in sweep(key)[claim["rows"]]}
     cols = [c for c in sweep(key)[claim["cols"]] if any(r.overrides.get(claim["cols"]) == c for r in runs)]
     below = "reach" in curve
@@ -155,9 +165,10 @@ def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -
         chance = curve.get("chance", {}).get(col)
         draw_panel(ax, longest(mine), rows, at, curve["metric"], points, chance=chance)
         ax.set_title(named(claim["cols"], col))
-        if below:
+        of_col = [run for run in finished if run.overrides.get(claim["cols"]) == col]
+        if below and of_col:
             under = axes[k // width * 2 + 1, k % width]
-            engine, timed = commonest_engine(mine, claim["rows"])
+            engine, timed = commonest_engine(of_col, claim["rows"])
             draw_panel(under, timed, rows, at, curve["metric"], {}, time_unit(timed))
             under.set_title(f"our runs, engine {engine}")
             under.set_ylim(ax.get_ylim())

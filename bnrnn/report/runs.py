@@ -196,7 +196,7 @@ def _load_run(key: str, path: Path, results_dir: Path) -> Run:
 
 
 @cache
-def _say_left_out(message: str) -> None:
+def say_left_out(message: str) -> None:
     """Report once, beside the pages, which only programs read, that a run is missing in them."""
     print(f"left out: {message}", file=sys.stderr, flush=True)
 
@@ -208,7 +208,7 @@ def load_runs(key: str, results_dir: Path) -> list[Run]:
         try:
             runs.append(_load_run(key, path, results_dir))
         except BnrnnError as error:
-            _say_left_out(str(error))
+            say_left_out(str(error))
     grid = sweep(key)
 
     def place(run: Run) -> list[int]:

@@ -12,6 +12,7 @@ from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import NONE, markdown, spread
 from bnrnn.report.outcomes import CONTRADICTED, HOLDS, LEAST_PAIRS, within
 from bnrnn.report.runs import Run, group, in_figures, load_runs, longest
+from bnrnn.report.unfinished import load_unfinished, render_unfinished
 
 COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the main metric of the run
     ("valid, batch", "valid/{m}"),
@@ -33,26 +34,35 @@ run of an engine has reached are left out.
 
 def render(key: str, results_dir: Path) -> str:
     """The page of a table or figure: its sections, its figures, and all its runs."""
-    claim, runs = load_claim(key), load_runs(key, results_dir)
+    claim, runs, unfinished = load_claim(key), load_runs(key, results_dir), load_unfinished(key, results_dir)
     notes = f"experiments/{key.split('/')[0]}/notes.md"
     parts = [f"# {claim['title']}\n", f"Recipe: `conf/experiment/{key}.yaml`. Deviations: `{notes}`.\n"]
-    parts += [f"## {title}\n\n{table}" for title, table in sections(key, claim, runs).items()]
+    parts += [f"## {title}\n\n{table}" for title, table in sections(key, claim, runs, unfinished).items()]
     if "cited" in claim:
         parts.append(f"## {claim['title']}: quoted from the paper, not ours\n\n{render_cited(claim)}")
     for curve in claim["curves"]:
         if "reach" in curve:
             parts.append(f"## {curve['title']}: time to each level\n\n{render_reach(key, claim, curve, runs)}")
-    figures = claim["curves"] if in_figures(key, runs) else []  # a figure without runs would be empty
+    figures = claim["curves"] if in_figures(key, [*runs, *unfinished]) else []  # a figure without runs would be empty
     figures = [*figures, *([claim["search"]] if "search" in claim else [])]
     parts += [f"![{figure['title']}]({figure['figure']}.png)\n" for figure in figures]
     if any("test/bleu4" in run.result.metrics for run in runs):
         parts.append(f"## Scores of captions\n\n{render_scores(runs)}")
+    if unfinished:
+        parts.append(f"## Unfinished runs\n\n{render_unfinished(unfinished)}")
     parts.append(f"## All finished runs\n\n{render_summary(runs)}")
     return "\n".join(parts)
 
 
-def sections(key: str, claim: dict[str, Any], runs: list[Run], collapse: bool = False) -> dict[str, str]:
-    """The title and the table of each comparison with the paper; `collapse` as in `render_published`."""
+def sections(
+    key: str, claim: dict[str, Any], runs: list[Run], unfinished: list[Run], collapse: bool = False
+) -> dict[str, str]:
+    """The title and the table of each comparison with the paper; `collapse` as in `render_published`.
+
+    Args:
+        runs: the finished runs.
+        unfinished: runs that are shown only in comparisons at equal updates.
+    """
     tables = {}
     for part in claim.get("published", []):
         title = f"{claim['title']}, {part['what']}: published and ours at the paper's length"
@@ -60,7 +70,7 @@ def sections(key: str, claim: dict[str, Any], runs: list[Run], collapse: bool = 
     for curve in claim["curves"]:
         if "points" in curve:
             title = curve["title"] + ": the paper's curve and ours at equal updates"
-            tables[title] = render_curve(key, claim, curve, runs)
+            tables[title] = render_curve(key, claim, curve, [*runs, *unfinished])
     if "measured" in claim:
         tables[f"{claim['title']}: ours, with no paper's number to compare"] = render_measured(key, claim, runs)
     if "search" in claim:

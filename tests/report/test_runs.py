@@ -83,7 +83,7 @@ def test_a_training_curve_ends_where_the_loss_is_not_a_number(tmp_path):
 def test_both_published_numbers_are_compared_and_valid_with_population_statistics(tmp_path):
     metrics = {"valid/ppl": 150.0, "valid/ppl_population_statistics": 121.0, "test/ppl": 115.0}
     put(tmp_path, WORDS, CELL, metrics, train_records(5.0, 5.0, 4.1, 4.1, 4.1))
-    sections = tables.sections(WORDS, load_claim(WORDS), load_runs(WORDS, tmp_path))
+    sections = tables.sections(WORDS, load_claim(WORDS), load_runs(WORDS, tmp_path), [])
     valid, train = sections.values()
     assert (
         "| `input_bn_lstm` | `small` | 120.9 | 121.0 (n=1 of 3) | +0.1 | within tolerance, n=1 (tolerance 2.0) |"

@@ -111,7 +111,7 @@ def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | N
     As in the figures, each run counts with its longest budget, and training metrics are averaged between evaluations.
 
     Args:
-        pages: the page of each run by its folder.
+        pages: the page of each finished run by its folder.
     """
     claim = load_claim(key)
     shown = longest(in_figures(key, runs))
@@ -123,7 +123,7 @@ def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | N
         for metric in metrics:
             if (series := run.series(metric)) or run.result.status == "diverged":
                 place: dict[str, Any] = {"row": named(claim["rows"], row), "panel": named(claim["cols"], col)}
-                lines.append(line_of(run, metric, series, pages[run.folder], **place))
+                lines.append(line_of(run, metric, series, pages.get(run.folder, ""), **place))
     for curve in claim["curves"]:
         for row, cols in curve.get("points", {}).items():
             for col, values in cols.items():

@@ -16,13 +16,15 @@ from bnrnn.report.pages import RESULTS, measured_keys, stored
 from bnrnn.report.runs import Run, load_runs
 from bnrnn.report.site import curves, missing
 from bnrnn.report.tables import render
+from bnrnn.report.unfinished import load_unfinished
 from bnrnn.training.cells import expand
 from bnrnn.training.results import config_record
 
 FIGURE = re.compile(r"^!\[(.*?)\]\((\S+?)\.png\)$", re.MULTILINE)
 IMAGE = re.compile(r"^!\[.*?\]\(\S+?\.(?:png|svg)\)\n", re.MULTILINE)
 LATER = re.compile(  # headings of sections that come after the figures
-    r"^## (?:.*: quoted from the paper, not ours|.*: time to each level|Scores of captions|All finished runs)$",
+    r"^## (?:.*: quoted from the paper, not ours|.*: time to each level|Scores of captions|"
+    r"Unfinished runs|All finished runs)$",
     re.MULTILINE,
 )
 DEVIATION = re.compile(r"^\| ([A-Z]\d+) \|(.*)\|$", re.MULTILINE)
@@ -56,7 +58,8 @@ def plot_of(key: str) -> curves.Plot | None:
         is_measured = (RESULTS / f"{key}.json").exists()
         return curves.of_analysis(analysis, stored(key, RESULTS)) if is_measured else None
     runs = runs_of(key)
-    return curves.of_experiment(key, runs, {run.folder: f"{page_of(run)}.html" for run in runs})
+    pages = {run.folder: f"{page_of(run)}.html" for run in runs}
+    return curves.of_experiment(key, [*runs, *load_unfinished(key, RESULTS)], pages)
 
 
 def render_page(key: str, has_plot: bool) -> str:
