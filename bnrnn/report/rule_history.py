@@ -13,18 +13,24 @@ from bnrnn.report.verdicts import JudgedTest
 
 
 def registered(tested: JudgedTest) -> str:
-    """The commit that added the test, and whether all runs were started with that commit or a later one."""
+    """The commit that added the test, the runs started with an older commit, and those with this commit or a later one."""
     if not tested.commits:
         return NONE
     rule = rule_commit(tested.paper, tested.claim, _text(tested.test))
     if rule is None:
         return "rule not committed yet"
     runs = [commit.split("+")[0] for commit in tested.commits]
-    of_runs = f"the runs of {', '.join(run[:7] for run in runs[:3])}"
     if any(_git("cat-file", "-e", run) is None for run in runs):
-        return f"{rule}, unknown whether before {of_runs}"
-    before = all(_git("merge-base", "--is-ancestor", rule, run) is not None for run in runs)
-    return f"{rule}, {'before' if before else 'after'} {of_runs}"
+        return f"{rule}, unknown whether before the runs of {_named(runs)}"
+    after = [run for run in runs if _git("merge-base", "--is-ancestor", rule, run) is None]
+    before = [run for run in runs if run not in after]
+    if not after:
+        return f"{rule}, before the runs of {_named(before)}"
+    return f"{rule}, after the runs of {_named(after)}" + (f", before those of {_named(before)}" if before else "")
+
+
+def _named(commits: list[str]) -> str:
+    return ", ".join(commit[:7] for commit in commits[:3])
 
 
 @cache
