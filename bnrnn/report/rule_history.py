@@ -13,7 +13,7 @@ from bnrnn.report.verdicts import JudgedTest
 
 
 def registered(tested: JudgedTest) -> str:
-    """The commit that added the test, the runs started with an older commit, and those with this commit or a later one."""
+    """The commit that added the test, the runs started with older commits, and those with this one or a later one."""
     if not tested.commits:
         return NONE
     rule = rule_commit(tested.paper, tested.claim, _text(tested.test))
