@@ -30,7 +30,8 @@ def registered(tested: JudgedTest) -> str:
 
 
 def _named(commits: list[str]) -> str:
-    return ", ".join(commit[:7] for commit in commits[:3])
+    more = f" and {len(commits) - 3} more" if len(commits) > 3 else ""
+    return ", ".join(commit[:7] for commit in commits[:3]) + more
 
 
 @cache

@@ -344,6 +344,7 @@ def test_a_rule_is_before_its_runs_if_they_were_begun_with_its_commit_or_a_later
     after = f"{second}, after the runs of {first}, before those of {second}"
     assert registered({"level": 2, "replaced": "why"}, first, second) == after
     assert registered({"level": 1, "note": "why"}, first).startswith(f"{first}, before the runs")
+    assert registered({"level": 1}, *[first] * 5).endswith(f"{first}, {first}, {first} and 2 more")
     assert registered({"level": 3}, first) == "rule not committed yet"
     assert registered({"level": 1}, "0123456789ab") == f"{first}, unknown whether before the runs of 0123456"
     assert rule_history.has_history()
