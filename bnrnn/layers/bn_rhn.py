@@ -29,7 +29,8 @@ class BNRHN(RHN):
     Args:
         t_max: length of the training sequences. Evaluation uses the statistics of the last of these steps for all later
             steps.
-        place: where to normalize, one of `PLACES`, by default the first; None turns normalization off.
+        place: where to normalize, one of `PLACES`, by default `"every"`; the recipe uses `"first"`. None turns
+            normalization off.
         gamma_init: initial gamma. The paper gives no value; 1 is the one of Ioffe and Szegedy 2015.
         eps: added to each variance. 1e-3 is the default of TensorFlow, the paper's framework.
         statistics, momentum: kind of population statistics; see bnrnn.layers.norm.SequenceBatchNorm.

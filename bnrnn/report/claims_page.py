@@ -61,7 +61,7 @@ def rests_on(claim: Claim) -> str:
         return "not run"
     run = [t for t in claim.counted if t.outcome]
     least = min(t.outcome.n for t in run if t.outcome)
-    lengths = sorted({t.test["updates"] for t in run if "updates" in t.test})
+    lengths = sorted({t.updates for t in run if t.updates})
     words = {"paper": "paper's data and length", "shorter": "paper's data, shorter", "other data": "other data"}
     length = f", {' and '.join(f'{n:,}' for n in lengths)} updates" if lengths and claim.scope != "paper" else ""
     missing = len(claim.counted) - len(run)

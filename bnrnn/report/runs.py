@@ -234,7 +234,10 @@ def group(runs: Iterable[Run]) -> dict[tuple[str, tuple[tuple[str, str], ...]], 
 
 
 def longest(runs: Iterable[Run]) -> list[Run]:
-    """Keep the longest of the runs that differ only in their budget: the curves of the others are its beginning."""
+    """Keep the longest of the runs that differ only in their budget.
+
+    Curves of the others are its beginning, unless the program changed in between.
+    """
     kept: dict[tuple[tuple[str, str], ...], Run] = {}
     for run in runs:
         cell = tuple(run.overrides.items())

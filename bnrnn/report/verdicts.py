@@ -34,6 +34,7 @@ class JudgedTest:
     outcome: Outcome | None
     commits: tuple[str, ...] = ()  # the commits with which the runs were started
     seeds: tuple[frozenset[str], ...] = ()  # for each side, the seeds of which it has a run
+    updates: int | None = None  # the length up to which the runs are compared; None if the test has not been run
 
     @property
     def key(self) -> str:
@@ -119,7 +120,8 @@ def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: 
         return JudgedTest(name, paper, test, None, seeds=seen)
     outcome = Outcome(outcome.effects, outcome.threshold, outcome.unanimous, tuple(sorted(pairing.marks)))
     runs = [run for chosen in choices for s in seeds for run in chosen[s]]
-    return JudgedTest(name, paper, test, outcome, tuple(sorted({run.result.commits[0] for run in runs})), seen)
+    updates = test.get("updates", max(run.result.updates for run in runs))
+    return JudgedTest(name, paper, test, outcome, tuple(sorted({run.result.commits[0] for run in runs})), seen, updates)
 
 
 def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Path) -> JudgedTest:
@@ -134,7 +136,7 @@ def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Pa
     known = ("scope", "rule", "analysis", "property", "updates", "note", "replaced")
     has = getattr(module, test["property"])(result, **{k: v for k, v in test.items() if k not in known})
     outcome = Outcome(tuple(1.0 if held else -1.0 for held in has), unanimous=True)
-    return JudgedTest(name, paper, test, outcome, tuple(commits_of(result)))
+    return JudgedTest(name, paper, test, outcome, tuple(commits_of(result)), updates=result.get("updates"))
 
 
 def sides_of(test: dict[str, Any]) -> list[dict[str, Any]]:

@@ -35,7 +35,8 @@ BETTER = {"scope": "paper", "rule": "ends_better", "experiment": "table1", "wher
 def a_test(verdict: str | None, **test) -> JudgedTest:
     effects = {HOLDS: (1.0, 1.0, 1.0), CONTRADICTED: (-1.0, -1.0, -1.0), NOT_SHOWN: (1.0,)}
     entry = {"scope": "paper", "rule": "diverges", "experiment": "table1", "of": {"model": "lstm"}, "than": {}, **test}
-    return JudgedTest("C1", "cooijmans2016", entry, Outcome(effects[verdict]) if verdict else None)
+    outcome = Outcome(effects[verdict]) if verdict else None
+    return JudgedTest("C1", "cooijmans2016", entry, outcome, updates=entry.get("updates"))
 
 
 def claim(*tests: JudgedTest) -> Claim:
@@ -226,6 +227,18 @@ def test_the_page_says_what_each_claim_rests_on():
     text = render_overview([claim(a_test(HOLDS), a_test(None)), claim(a_test(None))])
     assert "paper's data and length, n=3; 1 of its tests not run | in 3 of 3 pairs | [table1](cooijmans2016/" in text
     assert "| **not shown** | not run | – | – |" in text
+
+
+def test_a_claim_names_the_length_of_its_runs_or_the_number_of_updates_at_which_they_are_compared(tmp_path):
+    records = [{"update": update, "valid/accuracy": 0.9} for update in (50, 100)]
+    for seed in range(3):
+        for model in ("bn_lstm", "lstm"):
+            cell = {"data": "pmnist", "model": model, "seed": str(seed)}
+            put(tmp_path, TABLE, cell, {"test/accuracy": 0.9}, records)
+    whole = {**BETTER, "scope": "other data"}
+    assert rests_on(claim(judged(tmp_path, whole))) == "other data, 100 updates, n=3"
+    cut = {**whole, "metric": "valid/accuracy", "updates": 50}
+    assert rests_on(claim(judged(tmp_path, cut))) == "other data, 50 updates, n=3"
 
 
 def test_the_short_table_has_a_line_for_each_claim_with_runs_and_one_line_for_the_others():
