@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+from uuid import uuid4
 
 from bnrnn.errors import BnrnnError
 
@@ -180,16 +181,19 @@ def writing(path: Path) -> Iterator[None]:
 def atomic_write(path: Path, check: Callable[[Path], object] | None = None) -> Iterator[IO[bytes]]:
     """Context manager with a file to write, which replaces `path` at the end. After an error, `path` is unchanged.
 
+    Until then it is `<name>.<random>.partial`, so several processes may write `path` at once: the last one counts. A
+    process that is killed leaves such a file behind.
+
     Args:
         check: is called with the path of the written file before it replaces the old one, and raises if it is damaged.
 
     Raises BnrnnError if the system refuses to write.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{uuid4().hex[:8]}.partial")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with partial.open("wb") as file:
+            with partial.open("xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

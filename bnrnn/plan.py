@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from torch import nn
 
 from bnrnn.errors import report_errors
-from bnrnn.layers.population import batch_statistics, estimated_together, has_batch_norm
+from bnrnn.layers.population import batch_statistics, estimated_together, has_batch_norm, has_step_statistics
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.training import checkpoint
 from bnrnn.training.build import build, optimizer_of
@@ -72,7 +73,10 @@ def cells(arguments: list[str]) -> list[Cell]:
 
 
 def measure(record: dict[str, Any]) -> Cost:
-    """Measure a few real updates and one batch of every kind of evaluation. Nothing is saved."""
+    """Measure a few real updates and one batch of every kind of evaluation. Nothing is saved.
+
+    The time to generate captions is not included.
+    """
     recipe = OmegaConf.create(record)
     check_options(recipe)
     cfg, device, data, model = build(recipe)
@@ -106,20 +110,34 @@ def measure(record: dict[str, Any]) -> Cost:
         num_batches = limited(data.num_batches(split, batch_size), most)
         return num_batches * first_batch(data.batches(split, batch_size))
 
-    budget, passes = cfg.budget, 3 if has_batch_norm(model) else 1
-    total = -(-budget.updates // budget.eval_every) * one_pass("valid", cfg.batch_size, budget.eval_batches)
-    total += passes * one_pass("test", cfg.batch_size, budget.eval_batches)
-    if has_batch_norm(model):
-        estimates = one_pass("train", cfg.population_batch_size, budget.population_batches)
-        total += len(estimated_together(model)) * estimates
-    for count, extra in data.extra_tests().values():
+    budget, count = cfg.budget, passes(cfg, model)
+    total = count["valid"] * one_pass("valid", cfg.batch_size, budget.eval_batches)
+    total += count["test"] * one_pass("test", cfg.batch_size, budget.eval_batches)
+    if count["train"]:
+        total += count["train"] * one_pass("train", cfg.population_batch_size, budget.population_batches)
+    for length, extra in data.extra_tests().values():
         # A batch of one sequence has no batch statistics, so time two copies of it, which take about as long.
         pair = (b._replace(inputs=b.inputs.repeat(1, 2), targets=b.targets.repeat(1, 2)) for b in islice(extra, 1))
-        total += limited(count, budget.eval_batches) * first_batch(pair)
+        total += limited(length, budget.eval_batches) * first_batch(pair)
     held = (
         torch.cuda.max_memory_allocated(device) if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     )
     return Cost(budget.updates, median(times[1:]), total, held / 2**30)
+
+
+def passes(cfg: DictConfig, model: nn.Module) -> dict[str, int]:
+    """How many passes through each split evaluate a run that trains to its end, and estimate its statistics.
+
+    Those through `train` estimate population statistics. `Trainer` and `train.measure` decide which there are.
+    """
+    normalized, shared, budget = has_batch_norm(model), has_step_statistics(model), cfg.budget
+    every = cfg.population_every if normalized else None
+    chosen = 0 if every is None else -(-budget.updates // (every * budget.eval_every))
+    return {
+        "valid": -(-budget.updates // budget.eval_every) + chosen + normalized + shared,
+        "test": 1 + normalized + shared + (chosen > 0),
+        "train": (normalized + chosen) * len(estimated_together(model)) if normalized else 0,
+    }
 
 
 def costs(planned: list[Cell]) -> dict[str, Cost]:

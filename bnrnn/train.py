@@ -73,6 +73,8 @@ def _train(
     cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: dict[str, str], title: str,
     check_lock: Callable[[], None], given_stop: Stop | None,
 ) -> Result:  # fmt: skip
+    for leftover in run_dir.glob("*.partial"):  # of a process that was killed while it wrote
+        remove(leftover)
     saved = load(run_dir / CHECKPOINT)
     if saved is not None:
         check_same_config(saved["config"], record, run_dir / CHECKPOINT)

@@ -23,7 +23,7 @@ from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.files import write_json
 from bnrnn.models.decoding import BEAM_SIZE, decode
 from bnrnn.report import plots, style
-from bnrnn.report.runs import load_trained
+from bnrnn.report.trained import load_trained
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 

@@ -36,6 +36,18 @@ def test_after_an_error_the_old_file_is_there_and_nothing_else(tmp_path):
     assert json.loads(path.read_text()) == {"a": 1} and list(path.parent.iterdir()) == [path]
 
 
+def test_of_two_processes_that_write_a_file_at_once_the_last_one_counts_and_both_write_it_whole(tmp_path):
+    path = tmp_path / "a"
+    with atomic_write(path) as later:
+        later.write(b"of one ")
+        later.flush()
+        with atomic_write(path) as file:
+            file.write(b"of the other")
+        assert path.read_bytes() == b"of the other"
+        later.write(b"process")
+    assert path.read_bytes() == b"of one process" and list(tmp_path.iterdir()) == [path]
+
+
 def test_a_file_that_fails_its_check_does_not_replace_the_old_one(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"old")

@@ -1,5 +1,6 @@
 """The plan of a sweep, which is printed before anything is started."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from bnrnn import plan
 from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError
 from bnrnn.train import train
+from bnrnn.training.build import build
+from bnrnn.training.loop import Trainer
 from tests.test_train import interrupt_at
 
 QUICK = ("budget=smoke", "model.hidden_size=8", "seed=0,1", "wandb.mode=disabled")
@@ -94,6 +97,26 @@ def test_a_cost_is_measured_and_nothing_written(model, data, tmp_path):
     assert cost.updates == 10 and 0 < cost.seconds_per_update < 5 and 0 < cost.evaluation_seconds < 60
     assert 0.05 < cost.gib < 8
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("model", ["lstm", "bn_lstm", "input_bn_lstm_sequence"])
+@pytest.mark.parametrize("every", [None, 1, 2])
+def test_the_passes_that_are_planned_are_those_of_a_run(model, every, tmp_path, monkeypatch):
+    cfg = compose_config(
+        "data._target_=tests.toy.ToyWords", f"model={model}", "optim=sgd", "init@model.init=glorot", "batch_size=4",
+        "population_batch_size=4", "model.hidden_size=8", "budget.updates=9", "budget.eval_every=2",
+        f"population_every={every or 'null'}", "wandb.mode=disabled",
+    )  # fmt: skip
+    count, one_pass = Counter({"valid": 0, "test": 0, "train": 0}), Trainer._pass
+
+    def counted(self, split, batch_size):
+        count[split] += 1
+        return one_pass(self, split, batch_size)
+
+    monkeypatch.setattr(Trainer, "_pass", counted)
+    train(cfg, tmp_path)
+    built, _, _, network = build(cfg)
+    assert plan.passes(built, network) == count
 
 
 def test_durations_are_in_a_readable_unit():

@@ -23,7 +23,7 @@ from bnrnn.config import ROOT, compose_config
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch
 from bnrnn.report.progress import Entry
-from bnrnn.report.runs import load_trained
+from bnrnn.report.trained import load_trained
 from bnrnn.train import cli, named_overrides, train, train_pack
 from bnrnn.training import checkpoint
 from bnrnn.training.cells import Cell
@@ -594,7 +594,8 @@ def test_a_second_process_is_kept_out_of_a_run_that_is_being_trained(tmp_path, m
         ("modle=lstm", "Could not override 'modle': did you mean model?"),
         ("model=bn_lstn", "bn_lstm"),
         ("device=tpu", "device=tpu is unknown: use auto, cpu or cuda"),
-        ("batch_size=1", "at least 2 sequences, got a batch of 1"),
+        ("batch_size=1", "batch_size=1: one sequence has no batch statistics"),
+        ("population_batch_size=1", "population_batch_size=1: one sequence has no batch statistics"),
         ("data=smnist", "train-images-idx3-ubyte.gz is missing: run `make data`"),
         ("optim.decay=2.0", "optim.decay=2.0 is not valid: expected a number from 0, below 1"),
         ("budget.updates=0", "budget.updates=0 is not valid: expected a whole number from 1, or null"),

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -26,7 +27,7 @@ class SequenceData(Protocol):
     description: str  # name and size of the data, for the log
 
     def num_batches(self, split: str, batch_size: int) -> int:
-        """Number of batches in one pass over the split; the last may be smaller."""
+        """Number of batches in one pass over the split; their sizes may differ."""
         ...
 
     def batches(
@@ -61,6 +62,19 @@ def by_length(
         pool[:] = pool[np.argsort(-lengths[pool], kind="stable")]
     which = range(total) if generator is None else torch.randperm(total, generator=generator).tolist()
     return [order[bounds[k] : bounds[k + 1]] for k in which]
+
+
+def count_batches(count: int, batch_size: int) -> int:
+    """Number of batches into which `in_batches` divides so many sequences."""
+    alone = count % batch_size == 1 and 1 < batch_size < count
+    return -(-count // batch_size) - alone
+
+
+def in_batches(order: Int[Tensor, " N"], batch_size: int) -> list[Int[Tensor, " B"]]:
+    """Consecutive batches. The last is smaller if N is not a multiple of the batch size. If a single sequence is left
+    over, it joins the batch before it, because one sequence has no batch statistics."""
+    bounds = [batch_size * k for k in range(count_batches(len(order), batch_size))] + [len(order)]
+    return [order[start:end] for start, end in pairwise(bounds)]
 
 
 def model_sizes(data: SequenceData) -> dict[str, int]:
@@ -115,13 +129,13 @@ class PixelSequences(DataDefaults):
         self.description = f"{counts} images as sequences of {self.t_max} pixels"
 
     def num_batches(self, split: str, batch_size: int) -> int:
-        return -(-len(self.splits[split][1]) // batch_size)
+        return count_batches(len(self.splits[split][1]), batch_size)
 
     def batches(
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
     ) -> Iterator[Batch]:
         images, labels = self.splits[split]
         index = torch.arange(len(labels)) if generator is None else torch.randperm(len(labels), generator=generator)
-        for chosen in index.split(batch_size)[start:]:
+        for chosen in in_batches(index, batch_size)[start:]:
             inputs = (images[chosen].T.float() / self.max_value).unsqueeze(-1)  # (T, B, 1)
             yield Batch(inputs, labels[chosen][None])  # (1, B)

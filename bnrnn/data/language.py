@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from bnrnn.data.base import DataDefaults
+from bnrnn.data.base import DataDefaults, count_batches, in_batches
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch
 
@@ -67,7 +67,7 @@ class Segments(DataDefaults):
         return len(self.splits[split]) // self.length - (split == "train")
 
     def num_batches(self, split: str, batch_size: int) -> int:
-        return -(-self.num_segments(split) // batch_size)
+        return count_batches(self.num_segments(split), batch_size)
 
     def batches(
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
@@ -77,7 +77,7 @@ class Segments(DataDefaults):
             if split == "train":
                 offset = int(torch.randint(self.length, (), generator=generator))
             order = torch.randperm(len(order), generator=generator)
-        for chosen in order.split(batch_size)[start:]:
+        for chosen in in_batches(order, batch_size)[start:]:
             yield self._cut(split, self.length, offset + chosen * self.length)
 
     def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
@@ -85,7 +85,7 @@ class Segments(DataDefaults):
         num_steps = len(self.splits["test"]) - 1
         tests = {"one_sequence": (-(-num_steps // PIECE), self._one_sequence(num_steps))}
         for length in self.test_lengths:
-            starts = (torch.arange(len(self.splits["test"]) // length) * length).split(TEST_BATCH)
+            starts = in_batches(torch.arange(len(self.splits["test"]) // length) * length, TEST_BATCH)
             tests[f"segments_{length}"] = (len(starts), map(partial(self._cut, "test", length), starts))
         return tests
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bnrnn.errors import BnrnnError, check_size
 from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.scan import ENGINES
-from bnrnn.scan.tracing import traced, values_known
+from bnrnn.scan.tracing import autocast_is_on, traced, values_known
 
 # Without gradients, a long sequence is processed in pieces whose input product (T, B, G) has at most so many elements:
 # 256 MiB of float32.
@@ -105,7 +105,7 @@ class RecurrentLayer(nn.Module):
         if not traced():  # there it may be symbolic
             check_size("t_start", t_start, at_least=0)
         of_weights = self.weight_ih.dtype
-        if x.is_floating_point() and x.dtype != of_weights and not torch.is_autocast_enabled(x.device.type):
+        if x.is_floating_point() and x.dtype != of_weights and not autocast_is_on(x.device):
             raise BnrnnError(f"x is {x.dtype} and the weights are {of_weights}: convert one, x.to({of_weights})")
         if len(x) == 0:
             raise BnrnnError("the sequence has length 0: x must be (T, B, I) with T of at least 1")

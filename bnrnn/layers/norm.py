@@ -5,6 +5,7 @@ statistics. Both are kept per time step, because activations in the first steps 
 """
 
 import math
+from copy import copy
 
 import torch
 import torch.distributed as dist
@@ -60,7 +61,7 @@ class SequenceBatchNorm(nn.Module):
         statistics: where population statistics come from. "exact": `estimate_population_statistics`, after training;
             "running": a moving average over the batches of training, at each time step, as in torch.nn.BatchNorm1d.
         momentum: weight of the newest batch in the moving average; the first 1 / momentum batches that reach a step
-            have equal weights.
+            have equal weights. With 0, all batches have.
 
     The buffers `pop_mean` and `pop_var` have shape (t_max, F), or (1, F) for sequence-wise normalization. They are NaN
     until `estimate_population_statistics` fills them. Running statistics begin with 0 and 1 instead, and the buffer
@@ -276,6 +277,12 @@ class PopulationAverage:
         self.mean[steps] += mean[:kept]
         self.var[steps] += var[:kept]
         self.count[steps] += 1
+
+    def copy(self) -> "PopulationAverage":
+        """A copy of its own, to which other batches can be added."""
+        copied = copy(self)
+        copied.mean, copied.var, copied.count = self.mean.clone(), self.var.clone(), self.count.clone()
+        return copied
 
     def write(self, norm: SequenceBatchNorm) -> None:
         """Store the averages in the module. Steps that no sequence reached get the statistics of the last reached step.

@@ -100,10 +100,14 @@ def estimate_population_statistics(
         skipped = 0
         with collecting_statistics(model, norms):
             for batch in inputs:
+                # A sequence-wise norm has added its statistics when a step-wise norm refuses the batch.
+                before = [norm.average.copy() for norm in norms if norm.average] if len(groups) > 1 else []
                 try:
                     model(*(arguments or _first)(batch))
                 except TooFewSequences:
                     skipped += 1
+                    for norm, average in zip(norms, before, strict=False):
+                        norm.average = average
         if skipped:
             warnings.warn(f"{skipped} of the batches had a single sequence, and were left out", stacklevel=3)
 

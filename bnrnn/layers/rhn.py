@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import check_size
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.scan import linear, rhn_scan
 from bnrnn.scan.rhn.reference import RHNStatistics
@@ -28,7 +28,7 @@ class RHN(RecurrentLayer):
         transform_bias: initial bias of the transform gate t. With a negative value the layer at first mostly keeps its
             state. The bias of a carry gate with its own weights starts at the opposite value.
 
-    Raises BnrnnError for a depth below 1.
+    Raises BnrnnError for a depth that is no whole number of at least 1.
     """
 
     state_names = ("s",)
@@ -43,8 +43,7 @@ class RHN(RecurrentLayer):
         coupled: bool = True,
         transform_bias: float = -2.0,
     ) -> None:
-        if depth < 1:
-            raise BnrnnError(f"depth, the number of highway layers in a time step, must be at least 1, got {depth}")
+        check_size("depth", depth)
         self.num_gates = 2 if coupled else 3
         super().__init__(input_size, hidden_size)
         self.depth, self.transform_bias = depth, transform_bias

@@ -206,7 +206,8 @@ class LSTM(Stack):
         self.bias, self.batch_first, self.proj_size, self.norm = bias, batch_first, proj_size, norm
         self.register_load_state_dict_pre_hook(nn_lstm.rename_from)
         self.register_state_dict_post_hook(nn_lstm.rename_to)
-        self.to(device=device, dtype=dtype)
+        if device is not None or dtype is not None:
+            self.to(device=device, dtype=dtype)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]: the names are those of nn.LSTM
         self,

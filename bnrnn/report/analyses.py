@@ -19,15 +19,22 @@ def command_line(doc: str | None) -> ArgumentParser:
     return parser
 
 
-def measured_before(key: str, results_dir: Path, **same: Any) -> dict[str, Any]:
-    """The stored result of an analysis, or {} if there is none with the values in `same`.
+def measured_before(key: str, results_dir: Path, **same: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The stored result of an analysis with the values in `same`, or {} if there is none, and all others.
 
-    An analysis of trained models adds to it, so that measurements survive their models, which are not committed.
-    Delete the file to begin anew. Raises BnrnnError for a damaged file.
+    An analysis of trained models adds to the first, and keeps the others as `others` (such as results of another length
+    of training), so that measurements survive their models, which are not committed. Delete the file to begin anew.
+    Raises BnrnnError for a damaged file.
     """
     path = results_dir / f"{key}.json"
-    stored = read_record(path, "delete it and run the analysis again") if path.exists() else {}
-    return stored if all(stored.get(name) == value for name, value in same.items()) else {}
+    stored = results_of(read_record(path, "delete it and run the analysis again")) if path.exists() else []
+    before = next((r for r in stored if all(r.get(name) == value for name, value in same.items())), {})
+    return before, [result for result in stored if result is not before]
+
+
+def results_of(stored: dict[str, Any]) -> list[dict[str, Any]]:
+    """The results in the file of an analysis: the one that its page shows, and the `others`."""
+    return [{name: value for name, value in stored.items() if name != "others"}, *stored.get("others", [])]
 
 
 def provenance_with(before: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,10 @@ NEVER = {  # remarks on runs that never got to a level: those of the first side,
     "than": "a run of the second side never got there and counts with its length: the true ratio is smaller",
 }
 LARGEST = "a side that trains at the largest rate tried might train at larger ones"
+ALIKE = (
+    "all pairs have the same effect, because runs are evaluated, or rates are tried, at few points: smaller "
+    "differences than the distance of these points are not seen, and there is no interval"
+)
 DIVERGED = (
     "a pair of which one run diverged counts like the other pair that is farthest from the threshold; if both "
     "diverged, there is no difference"
@@ -77,7 +81,9 @@ def _difference(of: float, than: float) -> float:
 
 def _relative(of: float, than: float) -> float:
     difference = _difference(of, than)
-    return difference / abs(than) if math.isfinite(difference) else difference
+    if than == 0.0 and difference:
+        return math.copysign(math.inf, difference)
+    return difference / abs(than) if difference and math.isfinite(difference) else difference
 
 
 def _bounded(effects: Sequence[float], threshold: float) -> Outcome:
@@ -170,15 +176,15 @@ def diverges(pairing: Pairing) -> Outcome:
 
 def less_stable(pairing: Pairing) -> Outcome:
     """The largest gradient norm (mean over a record) of the first side is more than `factor` times that of the second,
-    or only the first side diverges. The effect is the logarithm of the ratio."""
+    or only the first side diverges or has a norm that is not finite. The effect is the logarithm of the ratio."""
     threshold, effects = math.log(pairing.test["factor"]), []
     for (of,), (than,) in pairing.by_seed.values():
-        lost = pairing.lost(of), pairing.lost(than)
-        if any(lost):  # the gradient norm of a diverged run may never have been finite
-            pairing.marks.add("a run that diverged alone counts as e times the factor")
+        peaks = [math.inf if pairing.lost(run) else run.peak("train/grad_norm", pairing.limit) for run in (of, than)]
+        lost = [math.isinf(peak) for peak in peaks]
+        if any(lost):
+            pairing.marks.add("a run that alone diverged, or had no finite norm, counts as e times the factor")
             effects.append((threshold + 1) * (lost[0] - lost[1]))
         else:
-            peaks = [run.peak("train/grad_norm", pairing.limit) for run in (of, than)]
             effects.append(math.log(peaks[0] / peaks[1]))
     return Outcome(tuple(effects), threshold)
 
@@ -228,6 +234,7 @@ RULES: dict[str, Callable[[Pairing], Outcome]] = {
         larger_rate, learns_at_larger_rate,
     )
 }  # fmt: skip
+COARSE = (reaches_first, settles_first, larger_rate, learns_at_larger_rate)  # their effects have few possible values
 PROPERTY = "property"  # the rule for analyses: it must hold for all of their draws or models, which are not paired
 
 

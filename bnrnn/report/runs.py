@@ -7,20 +7,17 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException
-from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn.config import compose_config, sweep
-from bnrnn.data.base import model_sizes, sha256
+from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import READ, from_loss, sign
-from bnrnn.training.checkpoint import MODEL, load
 from bnrnn.training.log import METRICS, REMEDY, record_lines
 from bnrnn.training.results import FILE, Result, config_hash, config_record
 from bnrnn.training.search import apply_trial
@@ -117,7 +114,8 @@ class Run:
         return self.result.metrics.get(f"{metric}_population_statistics", self.result.metrics[metric])
 
     def best_until(self, metric: str, updates: int | None) -> float:
-        """The best value of a curve up to this update. Without `updates`, or without a curve, the `measured` value.
+        """The best value of a curve up to this update. The `measured` value without `updates`, or without a curve of a
+        run that ends there.
 
         Raises BnrnnError if the result has no such number.
         """
@@ -125,16 +123,17 @@ class Run:
         series = {u: v for u, v in self.series(curve).items() if u <= updates} if updates is not None else {}
         if series:
             return sign(metric) * max(sign(metric) * value for value in series.values())
+        if updates is not None and self.result.updates > updates:
+            raise BnrnnError(f"{self.folder / METRICS} has no {metric} up to update {updates:,}: evaluate more often")
         try:
             return self.measured(metric)
         except (KeyError, ValueError):
             raise BnrnnError(f"{self.folder / FILE} has no {metric}: train again, the run did not record it") from None
 
     def peak(self, metric: str, updates: int | None = None) -> float:
-        """The largest recorded value up to this update."""
-        return max(
-            r[metric] for r in self.records if r.get(metric) is not None and r["update"] <= (updates or math.inf)
-        )
+        """The largest recorded value up to this update. Null, which stands for one that is not finite, is infinite."""
+        found = [r[metric] for r in self.records if metric in r and r["update"] <= (updates or math.inf)]
+        return max(math.inf if value is None else value for value in found)
 
     def lowest(self, metric: str) -> float:
         """The lowest recorded value."""
@@ -238,42 +237,9 @@ def longest(runs: Iterable[Run]) -> list[Run]:
 
     Curves of the others are its beginning, unless the program changed in between.
     """
-    kept: dict[tuple[tuple[str, str], ...], Run] = {}
+    kept: dict[frozenset[tuple[str, str]], Run] = {}
     for run in runs:
-        cell = tuple(run.overrides.items())
+        cell = frozenset((k, v) for k, v in run.overrides.items() if not k.startswith("budget."))
         if cell not in kept or run.result.updates > kept[cell].result.updates:
             kept[cell] = run
     return list(kept.values())
-
-
-def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
-    """The selected model of a finished run, ready for evaluation with its population statistics, and its data.
-
-    Raises BnrnnError for a folder without a result or without a model.
-    """
-    for name in (FILE, MODEL):
-        if not (folder / name).exists():
-            raise BnrnnError(
-                f"{folder / name} is missing: expected the folder of a finished run with its model. Models are not "
-                "part of the repository: remove the folder and train the run again, or use another run"
-            )
-    saved = load(folder / MODEL)
-    assert saved is not None
-    recipe = OmegaConf.create({**Result.read(folder / FILE).config, "data_dir": data_dir})
-    is_read = "data_dir" in signature(get_class(recipe.data._target_)).parameters  # whether the data is read from files
-    data = instantiate(recipe.data, **({"data_dir": data_dir} if is_read else {}))
-    model = instantiate(recipe.model, **model_sizes(data))
-    model.load_state_dict(saved["model"])
-    return model.eval(), data
-
-
-def trained_runs(key: str, results_dir: Path) -> list[Run]:
-    """The longest finished runs of an experiment that have their models. Raises BnrnnError if there is none."""
-    runs = in_figures(key, load_runs(key, results_dir))
-    runs = [run for run in runs if (run.folder / MODEL).exists()]
-    if not runs:
-        raise BnrnnError(
-            f"{results_dir / key} has no finished run with its model: train {key} first, into {results_dir}"
-        )
-    most = max(run.result.updates for run in runs)
-    return [run for run in runs if run.result.updates == most]

@@ -129,11 +129,11 @@ def render_cited(claim: dict[str, Any]) -> str:
 
 
 def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
-    """The results of the longest runs of every cell, for quantities without a published number."""
+    """The results of every cell, with a row for each length of its runs, for quantities without a published number."""
     rows, parts, planned = [], claim["measured"], len(sweep(key)["seed"])
-    kept = longest(run for run in runs if not run.stale)
     for row, col in product(sweep(key)[claim["rows"]], sweep(key)[claim["cols"]]):
-        if cell := [run for run in kept if _at(key, run, claim, row, col)]:
+        of_cell = [run for run in runs if not run.stale and _at(key, run, claim, row, col)]
+        for (_, _), cell in group(of_cell).items():
             finished = [run for run in cell if run.result.status == "finished"]
             shown = [spread([_shown(run, p) for run in finished], p["digits"], planned) for p in parts]
             updates = f"{max(run.result.updates for run in cell):,}"

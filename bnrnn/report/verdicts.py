@@ -11,7 +11,7 @@ from bnrnn.config import ROOT, sweep
 from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record
 from bnrnn.report import rules
-from bnrnn.report.analyses import commits_of
+from bnrnn.report.analyses import commits_of, results_of
 from bnrnn.report.claims import load_analysis, load_claim, read_claims
 from bnrnn.report.outcomes import NOT_SHOWN, Outcome, combined, in_part
 from bnrnn.report.rules import PROPERTY, Pairing
@@ -118,6 +118,8 @@ def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: 
     outcome = rule(pairing)
     if not outcome.effects:  # all runs diverged, so there is nothing to compare
         return JudgedTest(name, paper, test, None, seeds=seen)
+    if rule in rules.COARSE and len(set(outcome.effects)) == 1 < outcome.n:
+        pairing.marks.add(rules.ALIKE)
     outcome = Outcome(outcome.effects, outcome.threshold, outcome.unanimous, tuple(sorted(pairing.marks)))
     runs = [run for chosen in choices for s in seeds for run in chosen[s]]
     updates = test.get("updates", max(run.result.updates for run in runs))
@@ -130,8 +132,10 @@ def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Pa
     path, module = results_dir / f"{key}.json", load_analysis(key)
     if module is None or not path.exists():
         return JudgedTest(name, paper, test, None)
-    result = read_record(path, f"run {module.__name__}.py again")
-    if test.get("updates", result.get("updates")) != result.get("updates"):
+    stored = results_of(read_record(path, f"run {module.__name__}.py again"))
+    wanted = test.get("updates", stored[0].get("updates"))
+    result = next((result for result in stored if result.get("updates") == wanted), None)
+    if result is None:
         return JudgedTest(name, paper, test, None)
     known = ("scope", "rule", "analysis", "property", "updates", "note", "replaced")
     has = getattr(module, test["property"])(result, **{k: v for k, v in test.items() if k not in known})

@@ -22,7 +22,7 @@ import torch
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.native.build import library
-from bnrnn.scan.tracing import exporting, transformed
+from bnrnn.scan.tracing import autocast_is_on, exporting, transformed
 
 ENGINES = ("reference", "fused", "cpu", "triton")
 BACKENDS = ("auto", *ENGINES)
@@ -90,14 +90,14 @@ def product_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype | Non
 
     None means that products have the full precision of their factors, as those of float64 always have.
     """
-    if torch.is_autocast_enabled(device.type) and dtype != torch.float64:
+    if autocast_is_on(device) and dtype != torch.float64:
         return torch.get_autocast_dtype(device.type)
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Context manager in which autocast is off."""
-    if torch.is_autocast_enabled(device.type):
+    if autocast_is_on(device):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()  # takes less time
 

@@ -1,12 +1,11 @@
 """Matrix products before and after the recurrence, computed by the selected engine."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bnrnn.scan.backends import backend
 from bnrnn.scan.native import linear as native
-from bnrnn.scan.tracing import traced
+from bnrnn.scan.tracing import autocast_is_on, traced
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -17,6 +16,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not x.is_floating_point():
         return F.embedding(x, weight.t().contiguous())  # the product with a one-hot row is a column of W
     fits = x.dim() == 3 and (x.shape[2], x.dtype, x.device) == (weight.shape[1], weight.dtype, weight.device)
-    plain = traced() or torch.is_autocast_enabled(x.device.type) or not fits  # torch raises the error for wrong shapes
+    plain = traced() or autocast_is_on(x.device) or not fits  # torch raises the error for wrong shapes
     run = F.linear if plain or x.shape[1] == 0 or backend(x.device, x.dtype) != "cpu" else native.linear
     return run(x, weight, bias)

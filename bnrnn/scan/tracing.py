@@ -21,3 +21,8 @@ def transformed() -> bool:
 def values_known() -> bool:
     """Whether the values of tensors can be looked at."""
     return not traced() and not transformed()
+
+
+def autocast_is_on(device: torch.device) -> bool:
+    """Whether autocast is on for this kind of device. Tensors without values (`meta`) have none."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)

@@ -16,7 +16,7 @@ from bnrnn import config, train
 from bnrnn.config import CONF, compose_config
 from bnrnn.data.base import SequenceData
 from bnrnn.errors import BnrnnError
-from bnrnn.report import runs
+from bnrnn.report import runs, trained
 from bnrnn.report.claims import read_claims
 from bnrnn.stress.corpora import CORPORA
 from bnrnn.stress.kills import HANGS, OPTIONS
@@ -133,7 +133,7 @@ def _runs(folder: Path) -> list[Input]:
     return [
         Input("result and metrics, for pages", finished,
               lambda: runs._load_run("quickstart", finished / FILE, folder).result, whole),
-        Input("trained model", finished, lambda: runs.load_trained(finished, "")[0],
+        Input("trained model", finished, lambda: trained.load_trained(finished, "")[0],
               [finished / FILE, finished / MODEL]),
         Input("checkpoint and metrics, resumed", begun, lambda: train.train(cfg, begun).metrics,
               [begun / CHECKPOINT, begun / METRICS]),

@@ -9,6 +9,7 @@ from bnrnn.data.base import SequenceData, model_sizes
 from bnrnn.errors import BnrnnError
 from bnrnn.heap import keep_heap
 from bnrnn.layers.base import RecurrentLayer
+from bnrnn.layers.population import has_step_statistics
 from bnrnn.scan import ENGINES, set_backend
 from bnrnn.training.checkpoint import seed_everything
 from bnrnn.training.device import choose_device, set_precision
@@ -30,6 +31,9 @@ def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.M
     if cfg.backend not in ("auto", *engines_of(model)):
         usable = ", ".join(["auto", *engines_of(model)])
         raise BnrnnError(f"backend={cfg.backend} has no kernel for this model's layers: use {usable}")
+    for key in ("batch_size", "population_batch_size"):
+        if cfg[key] == 1 and has_step_statistics(model):
+            raise BnrnnError(f"{key}=1: one sequence has no batch statistics at a time step: use 2 or more")
     return with_lengths(cfg, data), device, data, model
 
 

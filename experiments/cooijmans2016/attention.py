@@ -13,12 +13,12 @@ import torch
 
 from bnrnn.config import label, sweep
 from bnrnn.data.cloze import Cloze
-from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.errors import report_errors
 from bnrnn.report import style
 from bnrnn.report.analyses import command_line, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
-from bnrnn.report.runs import load_trained, trained_runs
+from bnrnn.report.trained import load_trained, trained_runs
 from bnrnn.training.results import provenance
 
 KEY = "cooijmans2016/attention"
@@ -27,9 +27,7 @@ KEY = "cooijmans2016/attention"
 @torch.no_grad()
 def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
     claim = load_claim(KEY)
-    runs = [run for run in trained_runs(claim["models"], results_dir) if run.overrides["data"] == claim["data"]]
-    if not runs:
-        raise BnrnnError(f"{results_dir / claim['models']} has no model trained on {claim['data']}: train one first")
+    runs = trained_runs(claim["models"], results_dir, data=claim["data"])
     seed = min(run.seed for run in runs)
     by_setting = {run.overrides["setting"]: run for run in runs if run.seed == seed}
     questions: list[dict[str, Any]] = []

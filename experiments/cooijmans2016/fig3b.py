@@ -2,9 +2,9 @@
 
     python experiments/cooijmans2016/fig3b.py [--data-dir DIR] [--out-dir DIR] [--lengths 100 1000] [--num-batches N]
 
-Reads the longest finished runs of Table 2 in --out-dir, and cuts the test text into segments of each length. BN-LSTM is
-evaluated with population statistics and with batch statistics, in batches of 100 as in the authors' code. What was
-measured before on other seeds of the same length stays in the result.
+Reads the finished runs of Table 2 in --out-dir, of the greatest length that all models have, and cuts the test text
+into segments of each length. BN-LSTM is evaluated with population statistics and with batch statistics, in batches of
+100 as in the authors' code. What was measured before, on other seeds or on runs of other lengths, stays in the result.
 """
 
 from contextlib import nullcontext
@@ -28,8 +28,9 @@ from bnrnn.report import style
 from bnrnn.report.analyses import command_line, measured_before, provenance_with, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown, spread
-from bnrnn.report.runs import Run, load_trained, trained_runs
+from bnrnn.report.runs import Run
 from bnrnn.report.site.curves import Line, Plot, shortened
+from bnrnn.report.trained import load_trained, trained_runs
 from bnrnn.training.loop import outputs
 
 KEY = "cooijmans2016/fig3b"
@@ -70,14 +71,14 @@ def measure(data_dir: str, results_dir: Path, lengths: list[int], most: int | No
     if runs[0].budget == "smoke":  # its numbers mean nothing, so one batch of two short lengths is enough
         lengths, most = lengths[:2], 1
     about = {"updates": runs[0].result.updates, "budget": runs[0].budget, "data": runs[0].result.data}
-    before = measured_before(KEY, results_dir, **about, lengths=lengths)
+    before, others = measured_before(KEY, results_dir, **about, lengths=lengths)
     by_curve: dict[str, dict[str, list[float]]] = before.get("bpc", {})
     for run in runs:
         for name, values in curves(run, data_dir, lengths, most).items():
             by_curve.setdefault(name, {})[run.seed] = values
     by_curve = {name: dict(sorted(by_seed.items())) for name, by_seed in by_curve.items()}
     about |= {"lengths": lengths, "bpc": by_curve}  # curve -> seed -> by length
-    return {"name": KEY, **provenance_with(before), **about}
+    return {"name": KEY, **provenance_with(before), **about, "others": others}
 
 
 def longer_is_no_worse(result: dict[str, Any]) -> list[bool]:

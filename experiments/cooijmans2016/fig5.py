@@ -3,8 +3,8 @@
     python experiments/cooijmans2016/fig5.py [--out-dir DIR]
 
 Reads the longest finished BN-LSTMs of Table 2 in --out-dir: 30 random units of each model over the first 50 steps. The
-figure shows the model of the first seed. What was measured before on other seeds of the same length stays in the
-result.
+figure shows the model of the first seed. What was measured before, on other seeds or on runs of other lengths, stays in
+the result.
 """
 
 from pathlib import Path
@@ -19,8 +19,9 @@ from bnrnn.report import style
 from bnrnn.report.analyses import command_line, measured_before, provenance_with, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
-from bnrnn.report.runs import Run, trained_runs
+from bnrnn.report.runs import Run
 from bnrnn.report.site.curves import Line, Plot
+from bnrnn.report.trained import trained_runs
 from bnrnn.training import checkpoint
 
 KEY = "cooijmans2016/fig5"
@@ -31,13 +32,13 @@ SHOWN = [0, 2, 5, 10, 20, 30, 40]
 
 
 def measure(results_dir: Path) -> dict[str, Any]:
-    runs = [r for r in trained_runs(load_claim(KEY)["models"], results_dir) if r.overrides["model"] == "bn_lstm"]
+    runs = trained_runs(load_claim(KEY)["models"], results_dir, model="bn_lstm")
     about = {"updates": runs[0].result.updates, "data": runs[0].result.data}
-    before = measured_before(KEY, results_dir, **about)
+    before, others = measured_before(KEY, results_dir, **about)
     selected = {**before.get("selected", {}), **{run.seed: run.result.best_update for run in runs}}
     statistics = {**before.get("statistics", {}), **{run.seed: _statistics(run) for run in runs}}
     about |= {"selected": selected, "statistics": dict(sorted(statistics.items()))}  # seed -> panel -> unit -> t
-    return {"name": KEY, **provenance_with(before), **about}
+    return {"name": KEY, **provenance_with(before), **about, "others": others}
 
 
 def _statistics(run: Run) -> dict[str, list[list[float]]]:

@@ -21,7 +21,7 @@ from bnrnn.report import plots, style
 from bnrnn.report.analyses import command_line, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
-from bnrnn.report.runs import load_trained, trained_runs
+from bnrnn.report.trained import load_trained, trained_runs
 from bnrnn.training.results import provenance
 
 KEY = "zhang2017/fig3"

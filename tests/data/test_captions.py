@@ -22,7 +22,7 @@ from bnrnn.data.flickr8k import Flickr8k
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import END, IGNORE, START
 from bnrnn.models.decoding import decode
-from bnrnn.report.runs import load_trained
+from bnrnn.report.trained import load_trained
 from bnrnn.train import train
 from scripts import caption
 from tests.toy_captions import ToyCaptions

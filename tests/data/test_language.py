@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bnrnn.data.base import SequenceData
+from bnrnn.data.base import SequenceData, count_batches, in_batches
 from bnrnn.data.language import PIECE, Segments, Streams, check_symbols
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch
@@ -100,6 +100,25 @@ def test_a_shuffled_pass_is_decided_by_the_generator_alone(segments, split):
     assert_same(list(segments.batches(split, 7, seeded(1))), once)
     assert sorted(rows(once)) != rows(once)
     assert rows(list(segments.batches(split, 7, seeded(2)))) != rows(once)
+
+
+@pytest.mark.parametrize(
+    ("count", "batch_size"), [(1, 1), (1, 4), (4, 1), (5, 2), (8, 4), (9, 4), (10, 4), (27_777, 128)]
+)
+def test_batches_are_consecutive_and_full_and_none_has_one_sequence_if_they_may_have_more(count, batch_size):
+    batches = in_batches(torch.arange(count), batch_size)
+    assert torch.equal(torch.cat(batches), torch.arange(count)) and len(batches) == count_batches(count, batch_size)
+    sizes = [len(batch) for batch in batches]
+    assert set(sizes[:-1]) <= {batch_size} and max(sizes) <= batch_size + 1
+    assert min(sizes) > 1 or 1 in (count, batch_size)
+
+
+def test_a_pass_in_batches_that_would_leave_one_segment_over_can_be_normalized(texts):
+    segments = Segments(texts, SYMBOLS, length=10, test_lengths=[20])
+    for split in ("train", "valid", "test"):
+        count = segments.num_segments(split)
+        batches = list(segments.batches(split, count - 1))
+        assert len(batches) == segments.num_batches(split, count - 1) == 1 and batches[0].inputs.shape[1] == count
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

@@ -7,6 +7,7 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -285,3 +286,17 @@ def test_two_processes_estimate_the_same_from_the_batches_of_both(tmp_path):
     for rank in range(2):
         for name, value in torch.load(tmp_path / f"found{rank}").items():
             assert_near(f"{name} of rank {rank}", alone.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("norm", [None, "batch", "input_batch"])
+def test_a_layer_on_the_device_meta_gives_the_shapes(norm):
+    with torch.device("meta"):
+        lstm, x = bnrnn.LSTM(3, 5, num_layers=2, bidirectional=True, norm=norm, t_max=4), torch.empty(4, 6, 3)
+        y, (h, c) = lstm(x)
+    assert y.device.type == "meta" and y.shape == (4, 6, 10) and h.shape == c.shape == (4, 6, 5)
+
+
+def test_a_layer_can_be_built_of_fake_tensors():
+    with FakeTensorMode():
+        lstm = bnrnn.LSTM(3, 5, norm="batch", t_max=4)
+    assert lstm.layers[0].weight_ih.shape == (20, 3)

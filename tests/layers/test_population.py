@@ -48,3 +48,14 @@ def test_a_model_without_norms_is_not_run():
     batches = iter([torch.zeros(3, 2, I)])
     estimate_population_statistics(bnrnn.LSTM(I, H), batches)
     assert len(list(batches)) == 1
+
+
+def test_a_batch_of_one_sequence_counts_in_no_norm():
+    lstm = bnrnn.LSTM(I, H, num_layers=2, norm="batch", t_max=T, input_statistics="sequence")
+    batches = [torch.randn(T, B, I), torch.randn(T, B, I)]
+    estimate_population_statistics(lstm, batches)
+    expected = {name: value.clone() for name, value in lstm.state_dict().items()}
+    with pytest.warns(UserWarning, match="1 of the batches had a single sequence"):
+        estimate_population_statistics(lstm, [batches[0], 9 * torch.randn(T, 1, I), batches[1]])
+    assert lstm.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in lstm.state_dict().items())

@@ -125,7 +125,17 @@ def test_an_analysis_keeps_what_it_measured_on_models_that_are_gone(tmp_path, mo
     judged = judge("C12", "cooijmans2016", test, tmp_path, lambda key: [], "here")
     assert judged.outcome.effects == (1.0, 1.0) and judged.commits == ("aaaaaaa", "bbbbbbb")
 
-    assert list(measured(updates=3164)["bpc"]["bn_lstm, batch"]) == ["1"]  # models of another length are not mixed
+    longer = measured(updates=3164, bpc=1.3)
+    assert list(longer["bpc"]["bn_lstm, batch"]) == ["1"]  # models of another length are not mixed, and not forgotten
+    assert [other["updates"] for other in longer["others"]] == [1582]
+    assert judge("C12", "cooijmans2016", test, tmp_path, lambda key: [], "here").outcome.effects == (1.0, 1.0)
+    assert judge("C12", "cooijmans2016", test | {"updates": 3164}, tmp_path, lambda key: [], "").outcome.effects == (
+        1.0,
+    )
+    assert judge("C12", "cooijmans2016", test | {"updates": 10}, tmp_path, lambda key: [], "").outcome is None
+    again = measured(updates=1582, seeds=["2"])
+    assert sorted(again["bpc"]["bn_lstm, batch"]) == ["0", "1", "2"]
+    assert [other["updates"] for other in again["others"]] == [3164]
     (tmp_path / f"{key}.json").write_text("{")
     with pytest.raises(BnrnnError, match=r"fig3b.json .*delete it and run the analysis again"):
         measured()

@@ -88,6 +88,21 @@ def test_of_several_scores_the_smallest_relative_difference_counts():
     assert outcome.effects == pytest.approx((-0.1,))
 
 
+def test_a_score_of_zero_is_as_far_below_any_other_as_can_be_told():
+    of = [run(k, metrics={"test/bleu1": 0.6, "test/cider": v}) for k, v in enumerate((0.9, 0.0, 0.0))]
+    than = [run(k, metrics={"test/bleu1": 0.5, "test/cider": v}) for k, v in enumerate((0.0, 0.0, 0.5))]
+    outcome = rules.ends_better(pairing({"margin": 0.0}, of, than, metric=["test/bleu1", "test/cider"]))
+    assert outcome.effects == pytest.approx((0.2, 0.0, -1.0))
+
+
+def test_at_equal_updates_a_longer_run_counts_only_with_what_it_had_reached_by_then():
+    long = run(curve={1000: 0.9, 5000: 1.0}, updates=5000, metrics={"valid/accuracy": 1.0})
+    assert long.best_until("valid/accuracy", 1000) == 0.9 and long.best_until("valid/accuracy", None) == 1.0
+    with pytest.raises(BnrnnError, match="has no valid/accuracy up to update 500"):
+        long.best_until("valid/accuracy", 500)
+    assert run(updates=500, metrics={"valid/accuracy": 0.7}).best_until("valid/accuracy", 500) == 0.7
+
+
 def lost(n: int = 3) -> list[Run]:
     return [run(k, status="diverged") for k in range(n)]
 
@@ -219,6 +234,7 @@ def test_stability_compares_the_largest_gradients():
     assert rules.less_stable(pairing(test, lost, trained, metric=[])).agree == 1
     assert rules.less_stable(pairing(test, trained, lost, metric=[])).effects[0] < -math.log(10)
     assert rules.less_stable(pairing(test, lost, lost, metric=[])).effects == (0.0,)
+    assert rules.less_stable(pairing(test, [peaks(None)], [peaks(2.0)], metric=[])).agree == 1  # a norm of infinity
 
 
 def test_the_largest_learning_rate_has_no_divergence_below_it():

@@ -9,7 +9,8 @@ from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record, write_record
 from bnrnn.report import pages, plots, tables
 from bnrnn.report.claims import load_claim
-from bnrnn.report.runs import load_runs, run_files, trained_runs
+from bnrnn.report.runs import load_runs, longest, run_files
+from bnrnn.report.trained import trained_runs
 from bnrnn.training.cells import expand
 from bnrnn.training.checkpoint import MODEL
 from bnrnn.training.results import FILE, Result, config_record
@@ -222,6 +223,7 @@ def test_a_search_shows_its_best_beside_the_papers_and_a_dot_for_each_trial(tmp_
 
 
 def test_analyses_take_the_longest_runs_with_a_model_that_are_not_stale(tmp_path):
+    where = {k: v for k, v in CELL.items() if k != "seed"}
     for seed in "012":
         put(tmp_path, WORDS, CELL | {"seed": seed}, {"valid/ppl": 120.0})
     put(tmp_path, WORDS, CELL | {"seed": "3", "optim.lr": "2.0"}, {"valid/ppl": 120.0})  # beyond the grid
@@ -234,13 +236,46 @@ def test_analyses_take_the_longest_runs_with_a_model_that_are_not_stale(tmp_path
         change(folder / FILE, result)
     change_recipe(folders[2] / FILE)
     assert [run.stale for run in load_runs(WORDS, tmp_path)] == [False, False, True, False]
-    assert [run.seed for run in trained_runs(WORDS, tmp_path)] == ["1"]
+    assert [run.seed for run in trained_runs(WORDS, tmp_path, **where)] == ["1"]
     for folder in (folders[1], folders[3]):
         (folder / MODEL).unlink()
-    assert [run.seed for run in trained_runs(WORDS, tmp_path)] == ["0"]
+    assert [run.seed for run in trained_runs(WORDS, tmp_path, **where)] == ["0"]
     (folders[0] / MODEL).unlink()
     with pytest.raises(BnrnnError, match="no finished run with its model"):
-        trained_runs(WORDS, tmp_path)
+        trained_runs(WORDS, tmp_path, **where)
+
+
+def test_analyses_take_the_greatest_length_that_all_models_have(tmp_path):
+    def trained(model, updates, seed):
+        budget = {"budget.epochs": str(updates)} if updates < 300 else {}
+        put(tmp_path, TABLE, {"data": "ptb_char", "model": model, "seed": str(seed), **budget}, {"test/bpc": 1.5})
+        (folder,) = (f for f in (tmp_path / TABLE / "paper").iterdir() if not (f / MODEL).exists())
+        (folder / MODEL).touch()
+        result = json.loads((folder / FILE).read_text())
+        change(folder / FILE, result | {"updates": updates})
+
+    def found(**where):
+        return [(r.overrides["model"], r.result.updates, r.seed) for r in trained_runs(TABLE, tmp_path, **where)]
+
+    TABLE = "cooijmans2016/table2"
+    trained("lstm", 300, 0)
+    with pytest.raises(BnrnnError, match=r"lacks models of equal length \(updates of lstm ptb_char: \[300\]; .*: none"):
+        found()
+    assert found(model="lstm") == [("lstm", 300, "0")]
+    for model, seed in (("lstm", 0), ("bn_lstm", 0), ("bn_lstm", 1)):
+        trained(model, 100, seed)
+    assert sorted(found()) == [("bn_lstm", 100, "0"), ("bn_lstm", 100, "1"), ("lstm", 100, "0")]
+
+
+def test_of_runs_that_differ_only_in_their_length_the_longest_counts_once(tmp_path):
+    key, cell = "cooijmans2016/table1", {"data": "pmnist", "model": "lstm"}
+    short = {"budget.updates": "50"}
+    for seed, budget in (("0", {}), ("0", short), ("1", short)):
+        put(tmp_path, key, cell | {"seed": seed} | budget, {"test/accuracy": 0.9})
+    (path,) = tmp_path.rglob("*budget.updates=50*seed=0/result.json")
+    change(path, json.loads(path.read_text()) | {"updates": 50})
+    kept = longest(load_runs(key, tmp_path))
+    assert sorted((run.seed, run.result.updates) for run in kept) == [("0", 100), ("1", 100)]
 
 
 def test_a_damaged_or_foreign_result_is_reported_and_left_out_and_the_others_are_read(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """How the work of a step is divided: the rule, and measurements, here by a clock that is made up."""
 
+import errno
 import json
 import math
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
+from bnrnn.files import writing
 from bnrnn.scan.lstm import triton as lstm
 from bnrnn.scan.triton_shared import launches, tuning
 from bnrnn.scan.triton_shared.tuning import Division, Size
@@ -93,6 +95,16 @@ def test_a_damaged_file_is_measured_again(content):
 
 def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, caplog):
     (tmp_path / "bnrnn").write_text("")
+    assert tuning.stored(size(), *H200, lambda division: 1.0) == tuning.by_rule(size())
+    assert "are measured again" in caplog.text
+
+
+def test_a_file_that_cannot_be_written_costs_only_time(monkeypatch, caplog):
+    def full(path, content):
+        with writing(path):
+            raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(tuning, "write_json", full)
     assert tuning.stored(size(), *H200, lambda division: 1.0) == tuning.by_rule(size())
     assert "are measured again" in caplog.text
 

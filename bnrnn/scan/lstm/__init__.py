@@ -17,7 +17,7 @@ from bnrnn.scan.lstm.cpu import CpuSteps
 from bnrnn.scan.lstm.fused import PARAMETERS, Steps, fused_scan, prepare
 from bnrnn.scan.lstm.reference import Options, Result, Statistics
 from bnrnn.scan.products import linear
-from bnrnn.scan.tracing import traced
+from bnrnn.scan.tracing import autocast_is_on, traced
 
 # The engines that compute the scans of trainings in one process together. On a CPU that saves nothing: `cpu`, which
 # trains there, computes each by itself, in the same way as alone.
@@ -75,7 +75,7 @@ def lstm_scan(
 
 def _has_one_feature(x: Tensor, weight_ih: Tensor) -> bool:
     """Whether x has one feature and the engine can take x directly, without storing its product with weight_ih."""
-    if traced() or x.dim() != 3 or x.requires_grad or torch.is_autocast_enabled(x.device.type):
+    if traced() or x.dim() != 3 or x.requires_grad or autocast_is_on(x.device):
         return False
     if x.shape[1] == 0 or x.shape[2] != 1:
         return False

@@ -15,6 +15,7 @@ import torch
 import triton
 from triton.runtime.errors import TritonError
 
+from bnrnn.errors import BnrnnError
 from bnrnn.files import write_json
 
 LOG = logging.getLogger("bnrnn")
@@ -151,7 +152,7 @@ def stored(size: Size, name: str, processors: int, measure: Callable[[Division],
         path.parent.mkdir(parents=True, exist_ok=True)
         others = _read(path)  # again: another process may have added its own
         write_json(path, {name: asdict(division) for name, division in {**others, key: best}.items()})
-    except OSError as error:
+    except (OSError, BnrnnError) as error:
         LOG.warning("%s cannot be written (%s): the GPU's kernels are measured again in each process.", path, error)
     return best
 

@@ -1,0 +1,67 @@
+"""Finds the finished runs of an experiment whose models are there, and loads these models."""
+
+from inspect import signature
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import get_class, instantiate
+from omegaconf import OmegaConf
+
+from bnrnn.config import sweep
+from bnrnn.data.base import model_sizes
+from bnrnn.errors import BnrnnError
+from bnrnn.report.runs import Run, in_figures, load_runs
+from bnrnn.training.checkpoint import MODEL, load
+from bnrnn.training.results import FILE, Result
+
+
+def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
+    """The selected model of a finished run, ready for evaluation with its population statistics, and its data.
+
+    Raises BnrnnError for a folder without a result or without a model.
+    """
+    for name in (FILE, MODEL):
+        if not (folder / name).exists():
+            raise BnrnnError(
+                f"{folder / name} is missing: expected the folder of a finished run with its model. Models are not "
+                "part of the repository: remove the folder and train the run again, or use another run"
+            )
+    saved = load(folder / MODEL)
+    assert saved is not None
+    recipe = OmegaConf.create({**Result.read(folder / FILE).config, "data_dir": data_dir})
+    is_read = "data_dir" in signature(get_class(recipe.data._target_)).parameters  # whether the data is read from files
+    data = instantiate(recipe.data, **({"data_dir": data_dir} if is_read else {}))
+    model = instantiate(recipe.model, **model_sizes(data))
+    model.load_state_dict(saved["model"])
+    return model.eval(), data
+
+
+def trained_runs(key: str, results_dir: Path, **where: str) -> list[Run]:
+    """The finished runs of an experiment that have their models: those of the greatest length that all cells have.
+
+    Args:
+        where: values of the grid. Only cells that have them count.
+
+    Raises BnrnnError if there is no such run, or no common length.
+    """
+
+    def cell(run: Run) -> tuple[str | None, ...]:
+        return tuple(run.overrides.get(name) for name in grid)
+
+    grid = {k: [where[k]] if k in where else values for k, values in sweep(key).items() if k != "seed"}
+    runs = in_figures(key, load_runs(key, results_dir))
+    runs = [run for run in runs if (run.folder / MODEL).exists() and where.items() <= run.overrides.items()]
+    if not runs:
+        raise BnrnnError(
+            f"{results_dir / key} has no finished run with its model: train {key} first, into {results_dir}"
+        )
+    lengths = {place: {run.result.updates for run in runs if cell(run) == place} for place in product(*grid.values())}
+    common = set.intersection(*lengths.values())
+    if not common:
+        listed = "; ".join(f"{' '.join(place)}: {sorted(found) or 'none'}" for place, found in lengths.items())
+        raise BnrnnError(
+            f"{results_dir / key} lacks models of equal length (updates of {listed}): train all of {key} with one "
+            f"budget, into {results_dir}"
+        )
+    return [run for run in runs if run.result.updates == max(common)]
