@@ -146,7 +146,7 @@ wheels: setup  ## download into wheels/ what a machine without a package index n
 	$(PYTHON) scripts/wheels.py wheels $(if $(PYTHON_VERSION),--python $(PYTHON_VERSION))
 
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml); defaults HOURS=1 JOBS=1
-	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) $(if $(PACK),pack=$(PACK)) out_dir=$(OUT) $(ARGS)
+	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) $(if $(PACK),pack=$(PACK)) $(if $(DEVICE),device=$(DEVICE)) out_dir=$(OUT) $(ARGS)
 
 status: setup  ## list the campaign's runs and those of submitted sweeps: finished, running and left, and the time left
 	@$(PYTHON) -m bnrnn.campaign status out_dir=$(OUT) $(ARGS)

@@ -5,8 +5,9 @@ python -m bnrnn.campaign status                print which runs are finished, ru
 python -m bnrnn.campaign work                  run one worker until no run is left
 python -m bnrnn.campaign compress              compress small checkpoints of unfinished runs, so they can be committed
 
-All commands take file=... (default conf/campaign.yaml) and out_dir=... (default results). Training also takes pack=8,
-the number of runs that train together in a process, and `work` takes lane=long or lane=short.
+All commands take file=... (default conf/campaign.yaml) and out_dir=... (default results). Training also takes
+device=cpu, and pack=8: the number of runs that train together in a process. `work` takes lane=long or lane=short:
+whether it begins with the entries that the file marks with `lane: long`, or with the others.
 """
 
 import math
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +33,7 @@ from bnrnn.training.failures import failure
 from bnrnn.training.lock import is_being_trained
 from bnrnn.training.log import say
 from bnrnn.training.stop import Stop
-from bnrnn.workers import MENDABLE, STOPPED, run_worker
+from bnrnn.workers import MENDABLE, STOPPED, may_be_replaced, run_worker, was_killed
 
 NICE = 19
 LARGEST = 2_000_000  # bytes of the largest compressed checkpoint that should be committed
@@ -47,6 +49,7 @@ class Options:
     file: Path = ROOT / "conf" / "campaign.yaml"
     out_dir: Path = Path("results")
     lane: str = ""
+    device: str = ""  # auto, cpu or cuda; that of the configuration if it is not given
     pack: int | None = None  # runs that train together; None: as many as the GPU's memory holds, 1 on a CPU
     parent: int = 0  # id of the process that started this worker
     since: float = field(default_factory=time.time)  # runs that failed earlier are tried again
@@ -62,7 +65,7 @@ def in_order(entries: list[Entry], lane: str) -> list[Cell]:
 def run_nicely(options: Options) -> int:
     """Run one worker at low priority, and return its exit status."""
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    cells = in_order(load_entries(options.file, options.out_dir), options.lane)
+    cells = in_order(load_entries(options.file, options.out_dir, options.device), options.lane)
     if not options.parent:
         check_results(cells)
     return run_worker(cells, options.since, options.parent, options.pack)
@@ -70,13 +73,21 @@ def run_nicely(options: Options) -> int:
 
 def run_campaign(options: Options) -> int:
     """Start the workers, stop them when the time is over or a signal arrives, and print the progress."""
-    entries = load_entries(options.file, options.out_dir)  # here, so that an error in the file is reported only once
+    entries = load_entries(options.file, options.out_dir, options.device)  # here, so that an error is reported once
     check_results(in_order(entries, ""))
     deadline = time.monotonic() + 3600 * options.hours
     with Stop() as stop:
         lanes = [""] if options.jobs == 1 else [LONG, *["short"] * (options.jobs - 1)]
         workers = [_start(options, lane) for lane in lanes]
-        while stop.received is None and time.monotonic() < deadline and any(w.poll() is None for w in workers):
+        cells, deaths = in_order(entries, ""), Counter[Path]()
+        while stop.received is None and time.monotonic() < deadline:
+            found = [worker.poll() for worker in workers]  # once: a worker that ends later is seen at the next turn
+            for i, status in enumerate(found):
+                killed = was_killed(status)
+                if killed and may_be_replaced(workers[i].pid, status or 0, cells, options.since, deaths):
+                    workers[i], found[i] = _start(options, lanes[i]), None
+            if None not in found:
+                break
             time.sleep(0.1)
         for worker in workers:
             worker.terminate()
@@ -95,7 +106,7 @@ def run_campaign(options: Options) -> int:
 def _start(options: Options, lane: str) -> subprocess.Popen[bytes]:
     """Start a worker in its own process group: Ctrl-C reaches only the present process, which then stops the worker."""
     given = {"file": options.file, "out_dir": options.out_dir, "lane": lane, "parent": os.getpid(),
-             "since": options.since, "pack": options.pack or ""}  # fmt: skip
+             "since": options.since, "pack": options.pack or "", "device": options.device}  # fmt: skip
     command = [sys.executable, "-m", "bnrnn.campaign", "work", *(f"{k}={v}" for k, v in given.items() if v != "")]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
 
@@ -114,8 +125,8 @@ def parse(arguments: list[str]) -> Options:
     """The options of the command line. Raises BnrnnError for unknown commands and options, and for wrong values."""
     command = arguments[0] if arguments and "=" not in arguments[0] else "train"
     own = {
-        "train": ("hours", "jobs", "pack"),
-        "work": ("lane", "pack", "parent", "since"),
+        "train": ("hours", "jobs", "pack", "device"),
+        "work": ("lane", "pack", "device", "parent", "since"),
         "status": (),
         "compress": (),
     }
@@ -125,6 +136,7 @@ def parse(arguments: list[str]) -> Options:
         "hours": (float, lambda v: 0 < v < math.inf, "a number of hours above 0, such as hours=3"),
         "jobs": (int, lambda v: v >= 1, "a number of workers, such as jobs=2"),
         "pack": (int, lambda v: v >= 1, "a number of runs that train together, such as pack=8"),
+        "device": (str, lambda v: v in ("auto", "cpu", "cuda"), "device=auto, device=cpu or device=cuda"),
         "lane": (str, lambda v: v in (LONG, "short"), f"lane={LONG} or lane=short"),
         "file": (Path, lambda v: v.is_file(), "a file that exists, such as file=conf/campaign.yaml"),
         "out_dir": (Path, lambda v: not v.is_file(), "a folder, such as out_dir=results"),
@@ -151,6 +163,7 @@ def parse(arguments: list[str]) -> Options:
 
 
 def main() -> None:
+    """Run the command that the arguments name."""
     options = parse(sys.argv[1:])
     if options.command == "status":
         print(render(load_entries(options.file, options.out_dir), options.out_dir), end="")

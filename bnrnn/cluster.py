@@ -55,6 +55,7 @@ def submit(arguments: list[str]) -> None:
     options = launcher_options(arguments, cells[0])
     left = [cell for cell in cells if not (cell.folder / FILE).exists()]
     if not left:
+        say(f"all {_count(len(cells), 'run')} of {options['name']} are finished: nothing was submitted")
         return
     folder = folder_of(cells)
     make_folder(folder)
@@ -92,9 +93,11 @@ def launcher_options(arguments: list[str], cell: Cell) -> dict[str, Any]:
 
 def _sbatch(task: Task, workers: int, folder: Path, options: dict[str, Any]) -> str:
     """Submit a job array through submitit, and return its number."""
-    import submitit
-    from submitit.core.utils import FailedJobError
-
+    try:
+        import submitit
+        from submitit.core.utils import FailedJobError
+    except ImportError:
+        raise BnrnnError("submitting to Slurm needs submitit: pip install 'bnrnn[sweep]'") from None
     messages = io.StringIO()
     try:
         executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=task.most)
@@ -261,7 +264,8 @@ def main() -> None:
         if is_waiting:
             sys.exit(wait(cells))
     except KeyboardInterrupt:
-        print("\nstopped waiting; the workers continue. `wait` instead of `submit` waits again")
+        again = shlex.join(["python", "-m", "bnrnn.cluster", "wait", *arguments])
+        print(f"\nstopped waiting; the workers continue. To wait again: {again}")
         sys.exit(130)
 
 

@@ -36,19 +36,26 @@ def compose_config(*overrides: str, hydra: bool = False) -> DictConfig:
         return without_labels(compose("train", list(overrides), return_hydra_config=hydra))
 
 
+def check_files() -> None:
+    """Raise BnrnnError for a damaged file in conf/."""
+    remedy, what = "restore it with git, or install bnrnn again", "a configuration file"
+    for path in sorted(CONF.rglob("*.yaml")):
+        with reading(path, remedy, what):
+            if not isinstance(yaml.load(read_text(path, remedy, what), LOADER), dict | list):
+                raise ValueError("expected keys and values")
+
+
 @contextmanager
 def checking_files() -> Iterator[None]:
     """Context manager for reading configurations: after any error, a damaged file in conf/ is named if there is one."""
     try:
         yield
     except Exception as error:
-        for path in sorted(CONF.rglob("*.yaml")):
-            remedy, what = "restore it with git", "a file of options"
-            with reading(path, remedy, what):
-                if not isinstance(yaml.load(read_text(path, remedy, what), LOADER), dict | list):
-                    raise ValueError("expected keys and values") from None
+        check_files()
         if isinstance(error, yaml.YAMLError):  # what OmegaConf refuses beside: its message has the path
-            raise BnrnnError(f"{' '.join(str(error).split())}: restore the file with git") from error
+            raise BnrnnError(
+                f"{' '.join(str(error).split())}: restore the file with git, or install bnrnn again"
+            ) from error
         if "Config group override must be" in str(error):  # hydra does not say which
             raise BnrnnError(
                 f"{', '.join(GROUPS)} cannot be null or empty: use one of their files in {CONF}"

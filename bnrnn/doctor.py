@@ -2,8 +2,8 @@
 
 python -m bnrnn.doctor [--device auto|cpu|cuda] [--data-dir DIR] [--out-dir results]
 
-A line begins with `ok`, with `missing` for what can be done without, or with `WRONG` for what must be mended. The exit
-status is 1 if anything is wrong.
+A line begins with `ok`, with `missing` for what is optional, or with `WRONG` for what must be fixed. The exit status is
+1 if anything is wrong.
 """
 
 import os

@@ -31,7 +31,9 @@ def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
     if isinstance(cause, (BnrnnError, *also)):
         return cause
     if isinstance(cause, OSError) and cause.filename is not None:
-        remedy = "use shorter names" if cause.errno == errno.ENAMETOOLONG else "choose another path or mend this one"
+        remedy = (
+            "use shorter names" if cause.errno == errno.ENAMETOOLONG else "choose another path, or correct this one"
+        )
         return BnrnnError(f"{cause.filename} cannot be used ({cause.strerror}): {remedy}")
     if lacks_memory(error):
         first = (str(error) or type(error).__name__).splitlines()[0]

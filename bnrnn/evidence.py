@@ -59,7 +59,8 @@ def steps(options: Options, begun: float) -> Iterator[Step]:
         yield Step(f"bench-{precision}", bench, BENCH * total)
     left = total - (time.monotonic() - begun) - STOPPING
     given = [f"hours={max(left, 1.0) / 3600:.4f}", f"file={options.file}", f"out_dir={out / 'results'}"]
-    yield Step("campaign", [*python, "bnrnn.campaign", *given], left + STOPPING)
+    device = [f"device={options.device}"]
+    yield Step("campaign", [*python, "bnrnn.campaign", *given, *device], left + STOPPING)
     yield Step("compress", [*python, "bnrnn.campaign", "compress", *given[1:]], PATIENCE)
 
 

@@ -5,9 +5,10 @@ Captions are scored by pycocoevalcap, the evaluation code of COCO captions, whic
 
 import math
 import re
-import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -134,9 +135,13 @@ class Scores:
         return {"loss": loss, "accuracy": accuracy, **error, **from_loss(metric, loss)}
 
 
+@cache
 def has_java() -> bool:
     """Whether METEOR, and the tokenizer that pycocoevalcap uses, can run: both are Java programs."""
-    return shutil.which("java") is not None
+    try:
+        return subprocess.run(["java", "-version"], capture_output=True, timeout=60).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def score(candidates: list[str], references: list[list[str]]) -> dict[str, float]:

@@ -203,7 +203,7 @@ def render(planned: list[Cell], measured: dict[str, Cost]) -> str:
         per_update = f"{cost.seconds_per_update:.3g}"
         rows.append([name, cell.state, progress, per_update, duration(cost.evaluation_seconds), duration(left),
                      f"{cost.gib:.1f}"])  # fmt: skip
-    header = ["cell", "state", "updates", "s / update", "evaluation, whole run", "time left", "GiB"]
+    header = ["run", "state", "updates", "s / update", "evaluation, whole run", "time left", "GiB"]
     left = sum(cell.state in ("to do", "begun") for cell in planned)
     device = planned[0].cfg.device
     return (

@@ -23,6 +23,7 @@ FAILED = 3  # exit status if some runs have failed and the others are done; an e
 
 
 def main() -> None:
+    """Train the cells of a sweep that are left, with `jobs` of them at a time."""
     jobs = next((a.partition("=")[2] for a in sys.argv[1:] if a.startswith("jobs=")), "1")
     arguments = [a for a in sys.argv[1:] if not a.startswith("jobs=")]
     if not jobs.isdecimal() or int(jobs) < 1:

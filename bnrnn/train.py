@@ -24,6 +24,7 @@ from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_s
 from bnrnn.metrics import has_java
 from bnrnn.training import checkpoint, mirror
 from bnrnn.training.build import build, engines_of, optimizer_of
+from bnrnn.training.cells import check_named
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.lock import locked
 from bnrnn.training.log import METRICS, RunLog, read_jsonl, say, write_log
@@ -60,7 +61,7 @@ def train(
     if not (run_dir / FILE).exists() or existing(run_dir / CHECKPOINT):
         make_folder(run_dir)
         with locked(run_dir) as check_lock:
-            if not (run_dir / FILE).exists():  # another process may have finished it before we got the lock
+            if FILE not in os.listdir(run_dir):  # another may have finished it; a listing is not a cached answer
                 return _train(cfg, record, run_dir, overrides or {}, title, check_lock, stop)
             remove(run_dir / CHECKPOINT)  # the run was killed between writing its result and removing its checkpoint
     result = Result.read(run_dir / FILE)
@@ -136,12 +137,12 @@ def _train(
             records_sha256=log.sync(),
             updates_per_epoch=data.num_batches("train", cfg.batch_size),
         )
+        result.write(run_dir)
+        remove(run_dir / CHECKPOINT)
         log.show("curves", state.update, lambda: _figures().curves(read_jsonl(run_dir / METRICS)))
         if trainer.captions:
             log.show("captions", state.update, lambda: _figures().captions(data, trainer.captions))
         log.finish(result.status, metrics)
-        result.write(run_dir)
-        remove(run_dir / CHECKPOINT)
         log.say(f"{result.status} at update {state.update}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
     return result
 
@@ -255,7 +256,12 @@ def main(cfg: DictConfig) -> None:
     title = f"[run {job.job.num + 1} of {total}]" if total and not OmegaConf.is_missing(job.job, "num") else ""
     run = Run(without_labels(cfg), Path(job.runtime.output_dir), overrides, title)
     if cfg.pack in (None, 1):
-        train(*run)
+        try:
+            train(*run)
+        except Exception as error:
+            if title:  # hydra reports only the first error of a sweep, at its end
+                say(f"failed: {mendable(error, HydraException, OmegaConfBaseException) or error}", title)
+            raise
         return
     check_options(apply_trial(run.cfg), overrides)
     _waiting.append(run._replace(cfg=apply_trial(run.cfg)))
@@ -277,12 +283,14 @@ def _run() -> None:
             "hydra/launcher=slurm submits workers, not single runs: use `python -m bnrnn.cluster submit "
             "experiment=...`, or hydra/launcher=submitit_slurm for one job per run"
         )
+    if {"-m", "--multirun"} & set(sys.argv):
+        check_named([a for a in sys.argv[1:] if "=" in a and not a.startswith("-")])
     launchers = [a for a in sys.argv if a.startswith("hydra/launcher=")]
     packs = [a for a in sys.argv if a.startswith("pack=") and a not in ("pack=1", "pack=null")]
     if launchers and packs:
         raise BnrnnError(
-            f"{packs[0]} trains runs together in this process, {launchers[0]} in others: leave out one of them (with "
-            "make: PACK, or JOBS and LAUNCHER)"
+            f"{packs[0]} trains runs together in this process, but {launchers[0]} starts one for each run: leave out "
+            "one of them. On Slurm, LAUNCHER=slurm (python -m bnrnn.cluster submit) takes both"
         )
     try:
         with checking_files():

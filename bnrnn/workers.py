@@ -30,13 +30,18 @@ from bnrnn.training.failures import clear_failure, failure, record_failure
 from bnrnn.training.lock import Locked, NoLocks, holder, is_being_trained, this_process
 from bnrnn.training.log import say, write_log
 from bnrnn.training.pack import Run, form, has_replicas, without_free
-from bnrnn.training.results import FILE
+from bnrnn.training.results import FILE, git_commit
 from bnrnn.training.stop import Interrupted, Stop
 
 MENDABLE = (HydraException, OmegaConfBaseException)
 STOPPED = 128 + signal.SIGTERM  # exit status of a worker that was told to stop
+BROKEN = 75  # exit status of a worker that cannot use the GPU any more; another process may
 MOST_DEATHS = 2  # a run whose process is killed so often has failed
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
+
+
+class BrokenDevice(Exception):
+    """The GPU can no longer be used in this process."""
 
 
 def work(
@@ -51,14 +56,21 @@ def work(
     Several processes may work on the same cells. The message of a cell that fails is written to its folder, and the
     cell is added to `failed`; no worker tries a cell again that has failed after the time `since`.
 
-    Raises Interrupted after SIGTERM or SIGINT, after a checkpoint was saved, and NoLocks if locks do not work there.
+    Raises Interrupted after SIGTERM or SIGINT, after a checkpoint was saved, NoLocks if locks do not work there, and
+    BrokenDevice if the GPU can no longer be used in this process.
     """
 
     def is_open(cell: Cell) -> bool:
-        has_failed = cell.folder in failed or failure(cell.folder, since) is not None
-        return not has_failed and not (cell.folder / FILE).exists() and not is_being_trained(cell.folder)
+        try:
+            has_failed = cell.folder in failed or failure(cell.folder, since) is not None
+            return not has_failed and not (cell.folder / FILE).exists() and not is_being_trained(cell.folder)
+        except OSError as error:  # such as a stale file handle of a network file system
+            if cell.folder not in unreadable:
+                say(f"{cell.title}: passed over, because its folder cannot be read ({error})")
+            unreadable.add(cell.folder)
+            return False
 
-    alone = set(alone)
+    alone, unreadable = set(alone), set[Path]()
     with stopping_at_once():
         while (first := next(filter(is_open, cells), None)) is not None:
             together = [first]
@@ -69,12 +81,24 @@ def work(
                     raise error
                 if isinstance(error, Locked):
                     continue  # another worker has started this cell
+                if is_broken(error):
+                    raise BrokenDevice(f"{cell.title}: {error_line(error)}") from error
                 if len(together) > 1 and lacks_memory(error):
                     say(f"{cell.title}: too little memory for a pack of {len(together)}; the run is resumed alone")
                     alone.add(cell.folder)
                     continue
                 failed.add(cell.folder)
                 _report(cell, error)
+
+
+def is_broken(error: Exception) -> bool:
+    """Whether the error says that no other run can use the GPU in this process either."""
+    return "CUDA error" in str(error) and not lacks_memory(error)
+
+
+def error_line(error: Exception) -> str:
+    """The first line of the message of an error."""
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _train(cells: list[Cell]) -> list[tuple[Cell, Exception]]:
@@ -145,6 +169,7 @@ def run_worker(
     cells: list[Cell], since: float, parent: int = 0, pack: int | None = None, alone: Iterable[Path] = ()
 ) -> int:
     """Run one worker, which ends with its parent. The exit status is 1 if runs failed, and STOPPED after a signal."""
+    git_commit()  # now, because files may change while it trains
     os.environ["TQDM_DISABLE"] = "1"  # the bars of several workers would overwrite each other
     failed: set[Path] = set()
     try:
@@ -156,6 +181,9 @@ def run_worker(
     except Interrupted as stopped:
         say(str(stopped))
         return STOPPED
+    except BrokenDevice as error:
+        say(f"{error}: this process ends, because the GPU can no longer be used in it")
+        return BROKEN
     except NoLocks as error:
         say(f"error: {error}")
         return 1
@@ -168,9 +196,9 @@ def run_team(
 ) -> list[int]:  # fmt: skip
     """Run several workers, and return their exit statuses. A signal that `stop` receives stops all of them.
 
-    The workers are forks of this process, so that starting them costs nothing. One that is killed is replaced, and
-    resumes its run, alone. The second time the run counts as failed: one that needs too much memory must not stop the
-    others.
+    The workers are forks of this process, so that starting them costs nothing. A worker that is killed is replaced. The
+    new one resumes the interrupted run, not in a pack. If that is killed too, the run counts as failed: one that needs
+    too much memory must not stop the others.
 
     Args:
         look: called several times a second.
@@ -185,8 +213,8 @@ def run_team(
             for worker in team:
                 worker.terminate()
         for i, worker in enumerate(team):
-            is_killed = not worker.is_alive() and (worker.exitcode or 0) < 0
-            if is_killed and not told and _may_be_replaced(worker, cells, since, deaths):
+            ended = worker.pid is not None and not worker.is_alive() and was_killed(worker.exitcode)
+            if ended and not told and may_be_replaced(worker.pid or 0, worker.exitcode or 0, cells, since, deaths):
                 team[i] = _fork(cells, since, is_silent, list(deaths))
         if not any(worker.is_alive() for worker in team):
             return [STOPPED if worker.exitcode == -signal.SIGTERM else worker.exitcode or 0 for worker in team]
@@ -214,16 +242,22 @@ def _fork(cells: list[Cell], since: float, is_silent: bool, alone: Iterable[Path
     return worker
 
 
-def _may_be_replaced(worker: ForkProcess, cells: list[Cell], since: float, deaths: Counter[Path]) -> bool:
+def was_killed(status: int | None) -> bool:
+    """Whether a process with this exit status was killed, or ended because it could not use the GPU any more."""
+    return status is not None and (status < 0 or status == BROKEN)
+
+
+def may_be_replaced(pid: int, status: int, cells: list[Cell], since: float, deaths: Counter[Path]) -> bool:
     """Whether a killed worker may be replaced: only if it trained a run, which counts as failed the second time."""
-    name, number = this_process(worker.pid or 0), signal.Signals(-(worker.exitcode or 0)).name
+    name = this_process(pid)
+    how = "was killed by " + signal.Signals(-status).name if status < 0 else "could not use the GPU"
     may_be = False
     for cell in cells:
         if holder(cell.folder) == name and not (cell.folder / FILE).exists() and failure(cell.folder, since) is None:
             deaths[cell.folder] += 1
-            say(f"{cell.title}: its process was killed by {number}")
+            say(f"{cell.title}: its process {how}")
             if deaths[cell.folder] == MOST_DEATHS:
-                reason = f"its process was killed by {number} {MOST_DEATHS} times; is there too little memory?"
-                _report(cell, BnrnnError(reason))
+                remedy = "if memory is short, use a smaller JOBS, PACK or batch_size"
+                _report(cell, BnrnnError(f"its process {how} {MOST_DEATHS} times: {remedy}"))
             may_be = True
     return may_be

@@ -16,7 +16,7 @@ from bnrnn import campaign, processes, workers
 from bnrnn.campaign import Options, in_order, parse, run_campaign
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
-from bnrnn.report.progress import FIELDS, load_entries, render
+from bnrnn.report.progress import FIELDS, load_entries, load_known, render, total_updates
 from bnrnn.train import train
 from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.failures import failure
@@ -31,7 +31,7 @@ TINY = ["model.hidden_size=8", "budget.eval_every=20", "budget.eval_batches=1", 
         "log_every=5"]  # fmt: skip
 
 
-def entry(*overrides: str, updates: int = 5, **keys: object) -> dict[str, object]:
+def entry(*overrides: str, updates: int | str = 5, **keys: object) -> dict[str, object]:
     given = {"experiment": "quickstart", "overrides": [*TINY, f"budget.updates={updates}", *overrides], "seeds": "0"}
     return given | {"claims": ["Q1"], "hours": 0.5} | keys
 
@@ -205,6 +205,58 @@ def test_a_signal_stops_the_workers_and_is_the_exit_status(tmp_path, monkeypatch
     assert capsys.readouterr().out.endswith("not measured.\n")
 
 
+def test_a_worker_that_is_killed_in_a_run_is_replaced_and_the_second_time_the_run_has_failed(tmp_path, monkeypatch):
+    options, started = write(tmp_path, entry("model=lstm", seeds="0,1")), []
+    bad, good = cells_of(options)
+
+    def start_worker(given: Options, lane: str) -> subprocess.Popen:
+        code = f"""
+import os, signal
+from pathlib import Path
+from bnrnn import workers
+from bnrnn.campaign import Options, in_order
+from bnrnn.report.progress import load_entries
+from bnrnn.train import train
+from bnrnn.training.lock import locked
+def die(cfg, folder, *rest):
+    if folder.name == {bad.folder.name!r}:
+        folder.mkdir(exist_ok=True, parents=True)
+        with locked(folder):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return train(cfg, folder, *rest)
+workers.train = die
+cells = in_order(load_entries(Path({str(given.file)!r}), Path({str(given.out_dir)!r})), "")
+raise SystemExit(workers.run_worker(cells, {given.since}))
+"""
+        started.append(subprocess.Popen([sys.executable, "-c", code]))
+        return started[-1]
+
+    monkeypatch.setattr(campaign, "_start", start_worker)
+    assert run_campaign(options) == 1
+    assert [worker.returncode for worker in started] == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert failure(bad.folder).startswith("its process was killed by SIGKILL 2 times")
+    assert Result.read(good.folder / "result.json").status == "finished"
+
+
+def test_the_device_of_a_campaign_is_that_of_its_runs(tmp_path):
+    options = write(tmp_path, entry("model=lstm"))
+    assert parse(["hours=1", f"file={options.file}", "device=cpu"]).device == "cpu"
+    (cell,) = in_order(load_entries(options.file, options.out_dir, "cpu"), "")
+    assert cell.cfg.device == "cpu" and cell.folder == cells_of(options)[0].folder
+    with pytest.raises(BnrnnError, match="device=tpu is not valid"):
+        parse(["hours=1", "device=tpu"])
+
+
+def test_progress_is_known_without_a_length_and_beside_a_damaged_run(tmp_path, capsys):
+    options = write(tmp_path, entry("model=lstm", "+budget.epochs=1", updates="null"))
+    (cell,) = cells_of(options)
+    assert total_updates(cell, []) is None
+    (cell.folder.parent / "data=digits").mkdir(parents=True)
+    (cell.folder.parent / "data=digits" / "metrics.jsonl").write_text("{\n")
+    assert load_known(cell.folder.parent.parent) == []
+    assert "left out: " in capsys.readouterr().err
+
+
 def test_a_killed_worker_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(campaign, "_start", lambda *_: subprocess.Popen(["sh", "-c", "kill -9 $$"]))
     assert run_campaign(write(tmp_path, entry("model=lstm"))) == 1
@@ -316,7 +368,7 @@ def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
         (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not valid: expected a file that exists"),
         (
             ["hours=1", "gobs=2"],
-            "gobs=2 is not an option of `train`: use hours=..., jobs=..., pack=..., file=..., out_dir=...",
+            "gobs=2 is not an option of `train`: use hours=..., jobs=..., pack=..., device=..., file=..., out_dir=...",
         ),
         (["jobs=1"], "hours=... is missing"),
         (["stats"], "stats is not a command of bnrnn.campaign: use hours=3 jobs=2, status, work or compress"),

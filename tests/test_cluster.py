@@ -1,5 +1,6 @@
 """The cluster's command and its tasks, with small programs for Slurm's. tests/test_slurm.py uses a real Slurm."""
 
+import errno
 import os
 import re
 import signal
@@ -91,7 +92,10 @@ def test_a_submission_has_the_configured_resources_and_its_workers_train_every_c
                  "signal=USR2@120", "mem=16GB"):  # fmt: skip
         assert f"#SBATCH --{line}\n" in script
     assert "\necho ready\n" in script and "--export=ALL" in script and "null" not in script
-    assert subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True).stdout == "2 of 2 finished\n"
+    assert subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True).stdout.splitlines() == [
+        "all 2 runs of quickstart are finished: nothing was submitted",
+        "2 of 2 finished",
+    ]
 
 
 def test_a_pack_needs_one_worker_for_its_runs(tmp_path, monkeypatch):
@@ -270,9 +274,44 @@ def test_a_killed_worker_is_replaced_and_a_run_that_kills_it_twice_has_failed(tm
     monkeypatch.setattr(workers, "train", train_or_die)
     assert run_team(cells, 0.0, 1, Stop()) == [0]
     assert (bad.folder / "deaths").read_text() == "xx"
-    assert failure(bad.folder) == "its process was killed by SIGKILL 2 times; is there too little memory?"
+    assert failure(bad.folder) == (
+        "its process was killed by SIGKILL 2 times: if memory is short, use a smaller JOBS, PACK or batch_size"
+    )
     assert Result.read(good.folder / "result.json").status == "finished"
     assert capfd.readouterr().out.count("its process was killed by SIGKILL\n") == 2
+
+
+def test_a_worker_whose_gpu_is_broken_ends_and_another_process_trains_on(tmp_path, monkeypatch, capfd):
+    bad, good = cells = cells_in(tmp_path, "seed=0,1")
+
+    def train_or_break(cfg, folder, *rest):
+        if folder == bad.folder:
+            folder.mkdir(exist_ok=True, parents=True)
+            with locked(folder):
+                raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+        return train(cfg, folder, *rest)
+
+    monkeypatch.setattr(workers, "train", train_or_break)
+    assert workers.run_worker(cells, 0.0) == workers.BROKEN and failure(bad.folder) is None
+    assert not (good.folder / "result.json").exists()
+    assert run_team(cells, 0.0, 1, Stop()) == [0]
+    assert failure(bad.folder).startswith("its process could not use the GPU 2 times")
+    assert Result.read(good.folder / "result.json").status == "finished"
+    assert "encountered: this process ends, because the GPU can no longer be used in it" in capfd.readouterr().out
+
+
+def test_a_folder_that_cannot_be_read_does_not_end_the_worker(tmp_path, monkeypatch, capfd):
+    bad, good = cells = cells_in(tmp_path, "seed=0,1")
+
+    def look(folder):
+        if folder == bad.folder:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return is_being_trained(folder)
+
+    monkeypatch.setattr(workers, "is_being_trained", look)
+    assert workers.run_worker(cells, 0.0) == 0
+    assert Result.read(good.folder / "result.json").status == "finished" and not bad.folder.exists()
+    assert capfd.readouterr().out.count("passed over, because its folder cannot be read") == 1
 
 
 def test_a_worker_that_is_killed_between_runs_is_not_replaced(tmp_path, monkeypatch):
@@ -319,7 +358,8 @@ def test_a_task_fails_if_a_worker_was_killed_or_a_run_failed(tmp_path, monkeypat
 def test_the_options_that_the_documentation_names_are_in_the_file():
     page = (ROOT / "docs" / "cluster.md").read_text()
     table = page.split("## Options")[1].split("**The environment.**")[0]
-    options = set(re.findall(r"(?<![.\w])([a-z_]+)=", table)) | {"workers", "jobs"}
+    options = set(re.findall(r"(?<![.\w])([a-z_]+)(?:=|: )", table)) & set(re.findall(r"`([a-z_]+)[=:]", table))
+    options |= set(re.findall(r"(?<![.\w])([a-z_]+)=", table)) | {"workers", "jobs"}
     assert len(options) > 12
     assert options <= set(yaml.safe_load((CONF / "hydra" / "launcher" / "slurm.yaml").read_text()))
     assert set(re.findall(r"`([a-z_]+_s|max_num_timeout)`", page)) == {

@@ -28,7 +28,9 @@ def test_the_campaign_gets_what_the_other_steps_leave_of_the_time():
     hours = float(found["campaign"].command[3].removeprefix("hours="))
     assert 3600 * hours == pytest.approx(1800 - 600 - 60, abs=2)
     assert "out_dir=evidence/results" in found["campaign"].command
-    assert "bench-tf32" not in [step.name for step in steps(Options(device="cpu"), begun)]
+    assert "device=cuda" in found["campaign"].command
+    rehearsed = {step.name: step for step in steps(Options(device="cpu"), begun)}
+    assert "bench-tf32" not in rehearsed and "device=cpu" in rehearsed["campaign"].command
 
 
 def test_a_step_that_fails_or_hangs_is_noted(tmp_path, monkeypatch, capfd):

@@ -22,6 +22,7 @@ from bnrnn import campaign
 from bnrnn.config import ROOT, compose_config
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch
+from bnrnn.metrics import has_java
 from bnrnn.report.progress import Entry
 from bnrnn.report.trained import load_trained
 from bnrnn.train import cli, named_overrides, train, train_pack
@@ -33,7 +34,7 @@ from bnrnn.training.lock import LOCK, Locked, is_being_trained
 from bnrnn.training.log import read_jsonl
 from bnrnn.training.loop import Trainer, has_diverged
 from bnrnn.training.pack import Run
-from bnrnn.training.results import Result, check_same_config, config_hash, config_record
+from bnrnn.training.results import FILE, Result, check_same_config, config_hash, config_record
 from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Interrupted, Stop
 from tests.helpers import composed, forked
@@ -668,6 +669,46 @@ def test_a_layer_with_only_a_reference_refuses_another_engine(tmp_path):
     assert train(short("model=rnn"), tmp_path / "a").environment["backend"] == "reference"
     with pytest.raises(BnrnnError, match="backend=fused has no kernel for this model's layers"):
         train(short("model=bn_rnn", "backend=fused"), tmp_path / "b")
+
+
+def test_a_result_is_stored_before_anything_is_drawn_for_wandb(tmp_path, monkeypatch):
+    def curves(records):
+        assert (tmp_path / FILE).exists() and not (tmp_path / CHECKPOINT).exists()
+        raise ValueError("no axis")
+
+    monkeypatch.setattr("bnrnn.report.run_figures.curves", curves)
+    assert train(short("wandb.mode=offline"), tmp_path).status == "finished"
+    assert "the figure curves is missing in wandb (ValueError: no axis)" in (tmp_path / "run.log").read_text()
+
+
+def test_java_that_is_installed_but_does_not_start_does_not_count(tmp_path, monkeypatch):
+    for status in (1, 0):
+        (tmp_path / "java").write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / "java").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        has_java.cache_clear()
+        assert has_java() is (status == 0)
+    has_java.cache_clear()
+
+
+def test_all_failed_runs_of_a_sweep_are_named(tmp_path, monkeypatch, capsys):
+    chosen = ["--multirun", "data=smnist,ptb_char", f"out_dir={tmp_path}", f"data_dir={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["bnrnn-train", *chosen, "wandb.mode=disabled"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(SystemExit):
+        cli()
+    output = capsys.readouterr().out
+    assert (
+        "failed: " in output and "train-images-idx3-ubyte.gz is missing" in output and "ptb" in output.split("idx3")[1]
+    )
+
+
+def test_a_sweep_over_an_option_that_names_no_folder_is_refused(tmp_path, monkeypatch):
+    chosen = ["--multirun", "precision=float32,bfloat16", f"out_dir={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["bnrnn-train", *chosen])
+    with pytest.raises(SystemExit, match="several values, but the folders of runs are not named by precision"):
+        cli()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_result_with_scores_of_captions_says_which_tokenizer_they_are_from(tmp_path, monkeypatch):

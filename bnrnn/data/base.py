@@ -51,10 +51,10 @@ def by_length(
     """Indices of N sequences, grouped into batches of similar length.
 
     With a generator, the sequences and then the batches are shuffled; without, both keep their order. Sequences are
-    sorted by length within every `POOL` batches. The N sequences are divided evenly among ceil(N / batch_size) batches:
+    sorted by length within every `POOL` batches. The N sequences are divided evenly among `count_even` batches:
     a last batch of one or two sequences would have meaningless batch statistics.
     """
-    N, total = len(lengths), -(-len(lengths) // batch_size)
+    N, total = len(lengths), count_even(len(lengths), batch_size)
     bounds = [N * k // total for k in range(total + 1)]
     order = np.arange(N) if generator is None else torch.randperm(N, generator=generator).numpy()
     for k in range(0, total, POOL):
@@ -62,6 +62,12 @@ def by_length(
         pool[:] = pool[np.argsort(-lengths[pool], kind="stable")]
     which = range(total) if generator is None else torch.randperm(total, generator=generator).tolist()
     return [order[bounds[k] : bounds[k + 1]] for k in which]
+
+
+def count_even(count: int, batch_size: int) -> int:
+    """Number of batches among which so many sequences are divided evenly: of at least two each, if there are two."""
+    total = -(-count // batch_size)
+    return total if batch_size == 1 else max(1, min(total, count // 2))
 
 
 def count_batches(count: int, batch_size: int) -> int:

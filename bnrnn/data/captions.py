@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bnrnn.data.base import DataDefaults
+from bnrnn.data.base import DataDefaults, count_even
 from bnrnn.data.prepared import list_values
 from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import read_json, reading, zip_members
@@ -103,7 +103,7 @@ class CaptionData(DataDefaults):
         self.description = f"{name}: {counts} images, {len(self.vocabulary):,} words"
 
     def num_batches(self, split: str, batch_size: int) -> int:
-        return -(-len(self.captions[split]) // batch_size)
+        return count_even(len(self.captions[split]), batch_size)
 
     def batches(
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
@@ -185,7 +185,10 @@ def pair(captions: dict[str, list[str]], names: list[str], text: str, features: 
     for these, those, what, where in ((captions, names, "features", features), (names, captions, "captions", text)):
         lacking = sorted(set(these).difference(those))
         if lacking:
-            raise BnrnnError(f"{len(lacking)} images have no {what} in {where}; the first is {lacking[0]}")
+            raise BnrnnError(
+                f"{len(lacking)} images have no {what} in {where}; the first is {lacking[0]}: add them, or "
+                f"remove these images there"
+            )
     return [Image(name, row, captions[name]) for row, name in enumerate(names)]
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bnrnn.data.base import DataDefaults, by_length
+from bnrnn.data.base import DataDefaults, by_length, count_even
 from bnrnn.data.prepared import list_lengths, list_values
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch, Question
@@ -67,7 +67,7 @@ class Cloze(DataDefaults):
         self.description = f"{name}: {counts} questions, {len(self.vocabulary):,} words, {len(entities)} entities"
 
     def num_batches(self, split: str, batch_size: int) -> int:
-        return -(-len(self.splits[split]) // batch_size)
+        return count_even(len(self.splits[split]), batch_size)
 
     def batches(
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0

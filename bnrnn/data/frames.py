@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch.nn.utils.rnn import pad_sequence
 
-from bnrnn.data.base import DataDefaults, by_length
+from bnrnn.data.base import DataDefaults, by_length, count_even
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import IGNORE, Batch, Padded
 
@@ -65,7 +65,7 @@ class FrameData(DataDefaults):
             self.description += f"; left out, {why}: {len(names):,} ({', '.join(shown)})"
 
     def num_batches(self, split: str, batch_size: int) -> int:
-        return -(-len(self.splits[split]) // batch_size)
+        return count_even(len(self.splits[split]), batch_size)
 
     def batches(
         self, split: str, batch_size: int, generator: torch.Generator | None = None, start: int = 0
@@ -82,7 +82,9 @@ class FrameData(DataDefaults):
         features: Any = utterance.read()
         expected = (len(utterance.labels), self.input_size)
         if features.shape != expected:
-            raise BnrnnError(f"{utterance.name} has features of shape {features.shape}, expected {expected}")
+            raise BnrnnError(
+                f"{utterance.name} has features of shape {features.shape}, expected {expected}: write them again"
+            )
         if not np.isfinite(features).all():
-            raise BnrnnError(f"{utterance.name} has features that are not finite numbers")
+            raise BnrnnError(f"{utterance.name} has features that are not finite numbers: write them again")
         return features.astype(np.float32, copy=False)

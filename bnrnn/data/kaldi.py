@@ -76,14 +76,18 @@ class KaldiFrames(FrameData):
         for name, where in tqdm(scp.items(), desc=str(folder), unit=" utterances", disable=None):
             rows, columns = shape(name, where)
             if columns != num_features:
-                raise BnrnnError(f"{name} has {columns} features a frame in {where}, expected {num_features}")
+                raise BnrnnError(
+                    f"{where}: {name} has {columns} features a frame, expected {num_features}: write features as "
+                    "docs/data.md says, or set data.num_features"
+                )
             if name not in alignments:
                 unaligned.append(name)
                 continue
             labels = alignments[name]
             if len(labels) != rows:
                 raise BnrnnError(
-                    f"{folder}: the alignment of {name} has {len(labels)} frames, its features have {rows}"
+                    f"{folder}: the alignment of {name} has {len(labels)} frames, its features have {rows}: "
+                    "write both from the same recordings"
                 )
             if rows < 1 or labels.min() < 0 or labels.max() >= num_states:
                 raise BnrnnError(
@@ -104,7 +108,7 @@ class KaldiFrames(FrameData):
         if len(unaligned) > MAX_SKIPPED * len(scp):
             raise BnrnnError(
                 f"{folder}: {len(unaligned):,} of {len(scp):,} utterances have no alignment, expected at most "
-                f"{MAX_SKIPPED:.0%}; the first is {unaligned[0]}"
+                f"{MAX_SKIPPED:.0%}; the first is {unaligned[0]}: write the missing alignments with `ali-to-pdf`"
             )
         if unaligned:
             left_out["without an alignment"] += unaligned

@@ -41,7 +41,7 @@ def load_table(path: Path) -> dict[str, str]:
             raise BnrnnError(f"{path}, line {n}: expected a new key and a value, found {line!r}")
         found[key] = value.strip()
     if not found:
-        raise BnrnnError(f"{path} is empty")
+        raise BnrnnError(f"{path} is empty, expected a key and a value in each line: {REMEDY}")
     return found
 
 

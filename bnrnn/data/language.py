@@ -49,7 +49,10 @@ class Segments(DataDefaults):
         needed = [(split, length, 2 if split == "train" else 1) for split in splits]
         for split, size, least in needed + [("test", size, 1) for size in test_lengths]:
             if size < 2:
-                raise BnrnnError(f"a segment of {size} symbols has nothing to predict: expected a length of 2 or more")
+                raise BnrnnError(
+                    f"data.length or data.test_lengths has {size}: expected 2 symbols or more, because one has nothing "
+                    "to predict"
+                )
             if len(splits[split]) < least * size:
                 raise BnrnnError(
                     f"{split} has {len(splits[split]):,} characters: expected at least {least * size:,} for segments "

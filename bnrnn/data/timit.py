@@ -21,6 +21,7 @@ from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import reading, tar_members
 
 URL = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/timit.zip"
+AGAIN = f"fetch it again from {URL}"
 RATE, SHIFT, WIDTH = 16_000, 160, 400  # samples per second, samples between two frames, samples in a frame
 NAMES = """aa ae ah ao aw ax ax-h axr ay b bcl ch d dcl dh dx eh el em en eng epi er ey f g gcl h# hh hv ih ix iy jh k
 kcl l m n ng nx ow oy p pau pcl q r s sh t tcl th uh uw ux v w y z zh"""
@@ -96,7 +97,9 @@ def divide(speakers: set[str]) -> dict[str, list[str]]:
         of_sex = [name for name in speakers if name.partition("-")[2][:1] == sex]
         ordered = sorted(of_sex, key=lambda name: hashlib.sha256(name.encode()).digest())
         if len(ordered) < 3:
-            raise BnrnnError(f"TIMIT sample: {len(ordered)} speakers named <region>-{sex}..., expected at least 3")
+            raise BnrnnError(
+                f"TIMIT sample: {len(ordered)} speakers named <region>-{sex}..., expected at least 3: {AGAIN}"
+            )
         splits["valid"].append(ordered[-2])
         splits["test"].append(ordered[-1])
         splits["train"] += ordered[:-2]
@@ -111,7 +114,7 @@ def load_utterance(files: Mapping[str, bytes], name: str, path: Path) -> tuple[n
     if segments[-1][1] > len(samples):
         raise BnrnnError(
             f"{path}, {phones}: the last phone ends at sample {segments[-1][1]:,}, expected at most the recording's "
-            f"{len(samples):,}"
+            f"{len(samples):,}: {AGAIN}"
         )
     features = with_differences(log_mel(samples))
     return features, classes(segments, len(features))
@@ -125,15 +128,16 @@ def read_wave(content: bytes, source: str) -> Int[np.ndarray, " N"]:
             claimed = file.getnframes()
             samples = np.frombuffer(file.readframes(min(claimed, len(content))), "<i2")
     except (wave.Error, EOFError, ValueError, OverflowError, MemoryError) as error:
-        raise BnrnnError(f"{source} is not a .wav file: {error}") from error
+        raise BnrnnError(f"{source} is not a .wav file ({error}): {AGAIN}") from error
     if kind != (1, 2, RATE):
         raise BnrnnError(
-            f"{source} has {kind[0]} channels of {8 * kind[1]} bits at {kind[2]:,} Hz, expected 1 of 16 at {RATE:,}"
+            f"{source} has {kind[0]} channels of {8 * kind[1]} bits at {kind[2]:,} Hz, expected 1 of 16 at {RATE:,}: "
+            f"{AGAIN}"
         )
     if len(samples) != claimed:
-        raise BnrnnError(f"{source} has {len(samples):,} samples, but claims {claimed:,}: fetch it again from {URL}")
+        raise BnrnnError(f"{source} has {len(samples):,} samples, but claims {claimed:,}: {AGAIN}")
     if len(samples) < WIDTH:
-        raise BnrnnError(f"{source} has {len(samples)} samples, expected at least the {WIDTH} of one frame")
+        raise BnrnnError(f"{source} has {len(samples)} samples, expected at least the {WIDTH} of one frame: {AGAIN}")
     return samples
 
 
@@ -144,12 +148,14 @@ def read_phones(content: str, source: str) -> list[tuple[int, int, str]]:
         match = re.fullmatch(r"(\d+) (\d+) (\S+)", line.strip())
         begins = segments[-1][1] if segments else 0
         if match is None or int(match[1]) != begins or int(match[2]) <= begins:
-            raise BnrnnError(f"{source}, line {n}: expected '{begins} END PHONE', END after {begins}, found {line!r}")
+            raise BnrnnError(
+                f"{source}, line {n}: expected '{begins} END PHONE', END after {begins}, found {line!r}: {AGAIN}"
+            )
         if match[3] not in PHONES:
-            raise BnrnnError(f"{source}, line {n}: phone {match[3]!r} is unknown, expected one of TIMIT's 61")
+            raise BnrnnError(f"{source}, line {n}: phone {match[3]!r} is unknown, expected one of TIMIT's 61: {AGAIN}")
         segments.append((begins, int(match[2]), match[3]))
     if not segments:
-        raise BnrnnError(f"{source} is empty")
+        raise BnrnnError(f"{source} is empty, expected lines 'BEGIN END PHONE': {AGAIN}")
     return segments
 
 

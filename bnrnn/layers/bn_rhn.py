@@ -1,7 +1,7 @@
 """Batch-normalized recurrent highway network, Zhang et al. 2017, section 3.
 
 A recurrent highway network (bnrnn.layers.rhn) with batch normalization of "the inputs of each recurrence loop". The
-paper allows three readings of this phrase (Z1), which `place` selects. By default the gates are not coupled.
+paper allows three readings of this phrase (deviation Z1), which `place` selects. By default the gates are not coupled.
 
     "every":  a_d = R_d BN(s_{d-1}) + [d = 1] BN(W x) + b_d     inputs of all highway layers
     "first":  the same for d = 1; no BN for d > 1               inputs of a time step: the previous state and x

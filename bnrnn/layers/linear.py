@@ -13,4 +13,5 @@ class Linear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        """W x + b (T, B, O) for input (T, B, I). Ids (T, B) stand for one-hot vectors, and take no b."""
         return linear(input, self.weight, self.bias)

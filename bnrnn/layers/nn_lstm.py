@@ -1,4 +1,4 @@
-"""What lets bnrnn.LSTM take the place of torch.nn.LSTM: its arguments, and its names of parameters."""
+"""The arguments and the names of parameters with which bnrnn.LSTM replaces torch.nn.LSTM."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ def names(index: int, num_directions: int) -> dict[str, str]:
 
 
 def parameters(lstm: Any) -> list[dict[str, Tensor]]:
-    """What nn.LSTM has, by its names, of each layer and direction.
+    """The parameters of each layer and direction, by nn.LSTM's names.
 
     There is one bias here, which is nn.LSTM's bias_ih; its bias_hh is 0 and cannot be written to.
     """
@@ -62,9 +62,9 @@ def rename_from(lstm: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> 
 
 
 def rename_to(lstm: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Give the entries of a state_dict nn.LSTM's names, where it has the same parameters: without a norm.
+    """Without a norm, give the entries of a state_dict nn.LSTM's names.
 
-    Those of state_dict(keep_vars=True), which torch.export takes for the model's own parameters, keep their names.
+    Entries of state_dict(keep_vars=True) keep theirs, because torch.export takes them for the model's own parameters.
     """
     if lstm.norm is not None:
         return

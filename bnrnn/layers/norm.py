@@ -61,7 +61,7 @@ class SequenceBatchNorm(nn.Module):
         statistics: where population statistics come from. "exact": `estimate_population_statistics`, after training;
             "running": a moving average over the batches of training, at each time step, as in torch.nn.BatchNorm1d.
         momentum: weight of the newest batch in the moving average; the first 1 / momentum batches that reach a step
-            have equal weights. With 0, all batches have.
+            have equal weights. With 0, all batches have equal weights.
 
     The buffers `pop_mean` and `pop_var` have shape (t_max, F), or (1, F) for sequence-wise normalization. They are NaN
     until `estimate_population_statistics` fills them. Running statistics begin with 0 and 1 instead, and the buffer
@@ -124,6 +124,7 @@ class SequenceBatchNorm(nn.Module):
 
     @property
     def collecting(self) -> bool:
+        """Whether population statistics are being estimated."""
         return self.average is not None
 
     @property

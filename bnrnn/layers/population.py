@@ -113,7 +113,7 @@ def estimate_population_statistics(
 
 
 def _first(batch: Any) -> tuple[Any, ...]:
-    """What a model that takes one argument is given of a batch."""
+    """The argument of a model for a batch: its first element if it is a plain list or tuple, else the batch."""
     plain = isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields")
     return (batch[0] if plain else batch,)
 

@@ -164,8 +164,9 @@ class LSTM(Stack):
         proj_size: not supported, must be 0.
         norm: None for no normalization, "batch" for BN-LSTM (bnrnn.layers.bn_lstm), or "input_batch" for BN of the
             input product only (bnrnn.layers.input_bn_lstm).
-        t_max: length of the training sequences, the number of steps with their own population statistics; later steps
-            use the last ones. Required, unless all statistics are taken over time.
+        t_max: length of the longest training sequence: the number of steps with their own population statistics. Later
+            steps use the last ones. Required with a norm, except for norm="input_batch" with
+            input_statistics="sequence".
         input_statistics: "frame" normalizes the input product over the batch at each time step, "sequence" over batch
             and time (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21). Padding never counts.
         gamma_init: initial gamma. None uses the one of the paper: 0.1 for "batch", 1 for "input_batch".
@@ -269,11 +270,11 @@ class LSTM(Stack):
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
-        """nn.LSTM's: the parameters of each layer and direction."""
+        """The parameters of each layer and direction, as nn.LSTM's `all_weights`."""
         return [list(of_layer.values()) for of_layer in nn_lstm.parameters(self)]
 
     def __getattr__(self, name: str) -> Any:
-        """Parameters by nn.LSTM's names, such as weight_hh_l0, too. `bias_hh_l0` is 0: there is one bias here."""
+        """Also find parameters by nn.LSTM's names, such as weight_hh_l0. `bias_hh_l0` is 0: there is one bias here."""
         if name.startswith(nn_lstm.NAMES):
             for of_layer in nn_lstm.parameters(self):
                 if name in of_layer:

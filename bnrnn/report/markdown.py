@@ -21,5 +21,6 @@ def number(value: float, digits: int) -> str:
 
 
 def markdown(header: list[str], rows: Iterable[list[str]]) -> str:
+    """A table in Markdown."""
     lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
     return "\n".join(lines) + "\n"

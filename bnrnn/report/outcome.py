@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 
+from bnrnn.errors import BnrnnError
 from bnrnn.report.runs import is_stale
 from bnrnn.training.cells import Cell
 from bnrnn.training.failures import failure
@@ -32,8 +33,18 @@ def check_results(cells: list[Cell]) -> None:
         path = cell.folder / FILE
         if path.exists():
             result = Result.read(path)
+            if _named(result.overrides) != _named(cell.overrides):
+                raise BnrnnError(
+                    f"{path} is the result of another run ({', '.join(f'{k}={v}' for k, v in result.overrides.items())}"
+                    "): move its folder to that run, or remove it"
+                )
             if is_stale(cell.experiment, cell.budget, result):  # composes only once for all seeds
                 check_same_config(result.config, config_record(cell.cfg), path)
+
+
+def _named(overrides: dict[str, str]) -> dict[str, str]:
+    """The overrides without deletions, whose values are not stored."""
+    return {key: value for key, value in overrides.items() if not key.startswith("~")}
 
 
 def summary(cells: list[Cell], since: float) -> str:
@@ -49,4 +60,5 @@ def failures_of(cells: list[Cell], since: float) -> list[str]:
 
 
 def failure_line(cell: Cell) -> str:
+    """One line about a run that failed: its name, the error, and its log."""
     return f"failed: {cell.title}: {failure(cell.folder)} (log: {os.path.relpath(cell.folder / LOG)})"

@@ -21,10 +21,12 @@ class Outcome:
 
     @property
     def n(self) -> int:
+        """The number of pairs."""
         return len(self.effects)
 
     @property
     def mean(self) -> float:
+        """The mean effect."""
         return mean(self.effects)
 
     @property
@@ -39,6 +41,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
+        """What the pairs show about the test; `LEAST_PAIRS` are needed to show anything."""
         if self.n < LEAST_PAIRS:
             return NOT_SHOWN
         low, high = (min(self.effects), max(self.effects)) if self.unanimous else self.interval

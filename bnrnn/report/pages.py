@@ -83,6 +83,7 @@ def texts() -> dict[Path, str]:
 
 @cache
 def claims() -> list[Claim]:
+    """The claims, judged by the stored runs; judging takes seconds, so it is done once."""
     return load_claims(RESULTS)
 
 

@@ -17,6 +17,7 @@ from bnrnn.config import CONF
 from bnrnn.errors import BnrnnError
 from bnrnn.files import reading
 from bnrnn.report.markdown import NONE, markdown
+from bnrnn.report.runs import say_left_out
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.checkpoint import CHECKPOINT, compressed
 from bnrnn.training.device import choose_device
@@ -85,18 +86,21 @@ def _are_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, str) for v in value)
 
 
-def load_entries(path: Path, out_dir: Path) -> list[Entry]:
-    """The entries of a campaign's file. Raises BnrnnError for a file that cannot be read and for invalid entries."""
+def load_entries(path: Path, out_dir: Path, device: str = "") -> list[Entry]:
+    """The entries of a campaign's file. Their runs train on a device if one is given.
+
+    Raises BnrnnError for a file that cannot be read and for invalid entries.
+    """
     try:
         entries = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise BnrnnError(f"file={path} cannot be read ({error}): use a campaign such as conf/campaign.yaml") from None
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         raise BnrnnError(f"{path} must be a list of entries, each with {', '.join(FIELDS)}: see conf/campaign.yaml")
-    return [_entry(given, out_dir, f"{path}, entry {i}") for i, given in enumerate(entries, 1)]
+    return [_entry(given, out_dir, device, f"{path}, entry {i}") for i, given in enumerate(entries, 1)]
 
 
-def _entry(given: dict[str, Any], out_dir: Path, where: str) -> Entry:
+def _entry(given: dict[str, Any], out_dir: Path, device: str, where: str) -> Entry:
     if unknown := [str(k) for k in given if k not in FIELDS]:
         raise BnrnnError(f"{where} has the unknown keys {', '.join(unknown)}: use {', '.join(FIELDS)}")
     for key, (required, is_valid, expected) in FIELDS.items():
@@ -109,6 +113,7 @@ def _entry(given: dict[str, Any], out_dir: Path, where: str) -> Entry:
         if override.split("=")[0] in ("experiment", "seed", "out_dir"):
             raise BnrnnError(f"{where} has the override {override}: use the keys experiment and seeds, and out_dir=...")
     choices = [f"experiment={given['experiment']}", "budget=paper", *overrides, f"seed={given['seeds']}"]
+    choices += [f"device={device}"] if device else []
     try:
         quoted = str(out_dir).replace("'", r"\'")
         cells = expand([*choices, f"out_dir='{quoted}'"])
@@ -149,11 +154,15 @@ def load_known(folder: Path, device: str | None = None) -> list[Known]:
     """Length and speed of all runs of an experiment, unfinished ones too; speeds only of a device if one is given."""
     known = []
     for run_dir in sorted(path.parent for path in folder.glob("*/**/metrics.jsonl")):
-        update, seconds = last_record(run_dir)
+        try:
+            update, seconds = last_record(run_dir)
+            result = Result.read(run_dir / FILE) if (run_dir / FILE).exists() else None
+        except BnrnnError as error:
+            say_left_out(str(error))
+            continue
         budget, *name = run_dir.relative_to(folder).parts
         run = Known(_overrides("/".join(name)), budget, None, seconds / update if update else None)
-        if (run_dir / FILE).exists():
-            result = Result.read(run_dir / FILE)
+        if result is not None:
             run.updates = result.updates if result.status == "finished" else None
             if device not in (None, result.environment["device"]):
                 run.seconds_per_update = None
@@ -181,8 +190,9 @@ def last_record(folder: Path) -> tuple[int, float]:
 
 def total_updates(cell: Cell, known: list[Known]) -> int | None:
     """The number of updates of a whole run. For a budget in epochs, it is known only from a run with another seed."""
-    if "budget.updates" in cell.overrides:
-        return int(cell.overrides["budget.updates"])
+    given = cell.overrides.get("budget.updates", "null")
+    if given != "null":
+        return int(given)
     if "budget.epochs" not in cell.overrides:
         short = _read(f"budget/{cell.budget}").get("updates")
         updates = short or _read(f"experiment/{cell.experiment}").get("budget", {}).get("updates")

@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bnrnn.config import compose_config, sweep
+from bnrnn.config import check_files, compose_config, sweep
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import READ, from_loss, sign
@@ -36,10 +36,12 @@ class Run:
 
     @property
     def seed(self) -> str:
+        """The seed, as text: runs are paired by it."""
         return self.overrides.get("seed", str(self.result.config["seed"]))
 
     @property
     def seconds_per_update(self) -> float:
+        """Wall-clock seconds of an update, without evaluations."""
         return self.result.seconds / max(1, self.result.updates)
 
     @property
@@ -181,17 +183,29 @@ def is_stale(key: str, budget: str, result: Result) -> bool:
             OmegaConf.update(recipe, "seed", int(result.overrides["seed"]))
         return config_hash(config_record(apply_trial(recipe))) != result.config_hash
     except (BnrnnError, HydraException, OmegaConfBaseException):
+        check_files()
         return True
 
 
-def _load_run(key: str, path: Path, results_dir: Path) -> Run:
+def _read_run(key: str, path: Path, results_dir: Path) -> tuple[str, Result, list[dict[str, Any]]]:
+    """The budget, the result and the records of a run. Raises BnrnnError if they are damaged or of another run."""
     result = Result.read(path)
-    budget = path.relative_to(results_dir / key).parts[0]
+    budget, *name = path.relative_to(results_dir / key).parts[:-1]
+    if not is_named_by("/".join(name), result.overrides):
+        raise BnrnnError(
+            f"{path.parent} has the result of another run ({', '.join(f'{k}={v}' for k, v in result.overrides.items())}"
+            "): move it to the folder of that run, or remove it"
+        )
     lines = record_lines(path.parent / METRICS)
     if result.records_sha256 not in (None, sha256(b"".join(lines))):
         raise BnrnnError(f"{path.parent / METRICS} has other records than those to which {FILE} belongs: {REMEDY}")
-    records = [json.loads(line) for line in lines]
-    return Run(path.parent, result.overrides, budget, result, records, is_stale(key, budget, result))
+    return budget, result, [json.loads(line) for line in lines]
+
+
+def is_named_by(folder: str, overrides: dict[str, str]) -> bool:
+    """Whether the name of a run's folder has these overrides."""
+    name = f",{folder},".replace(",+", ",")
+    return all(f",{key}={value}," in name for key, value in overrides.items() if not key.startswith("~"))
 
 
 @cache
@@ -205,9 +219,11 @@ def load_runs(key: str, results_dir: Path) -> list[Run]:
     runs = []
     for path in run_files(key, results_dir):
         try:
-            runs.append(_load_run(key, path, results_dir))
+            budget, result, records = _read_run(key, path, results_dir)
         except BnrnnError as error:
             say_left_out(str(error))
+        else:
+            runs.append(Run(path.parent, result.overrides, budget, result, records, is_stale(key, budget, result)))
     grid = sweep(key)
 
     def place(run: Run) -> list[int]:

@@ -38,6 +38,7 @@ class JudgedTest:
 
     @property
     def key(self) -> str:
+        """`<paper>/<table>` of the page with its runs or its analysis."""
         return f"{self.paper}/{self.test.get('experiment') or self.test['analysis']}"
 
     @property

@@ -66,7 +66,7 @@ def expand(arguments: list[str]) -> list[Cell]:
     overrides = [o for o in OverridesParser.create().parse_overrides(arguments) if not o.is_hydra_override()]
 
     root = yaml.safe_load((CONF / "train.yaml").read_text())
-    unnamed = root["hydra"]["job"]["config"]["override_dirname"]["exclude_keys"]
+    unnamed = _unnamed()
     _check_folders(overrides, unnamed)
     out_dir = next((str(o.value()) for o in reversed(overrides) if o.key_or_group == "out_dir"), root["out_dir"])
     budget = next(d["budget"] for d in root["defaults"] if "budget" in d)
@@ -83,7 +83,27 @@ def _check_folders(overrides: list[Override], unnamed: list[str]) -> None:
             raise BnrnnError(f"{text} cannot be set in a sweep, because it names the folders of its runs: leave it out")
         if key in ("out_dir", "budget") and "${" in str(text):
             raise BnrnnError(f"{text} cannot be an interpolation in a sweep: give its value")
-        if key in unnamed and key != "budget" and override.is_sweep_override():
+    _check_named(overrides, unnamed)
+
+
+def check_named(arguments: list[str]) -> None:
+    """Raise BnrnnError for a sweep over an option that does not name folders: all its runs would have one folder."""
+    overrides = [o for o in OverridesParser.create().parse_overrides(arguments) if not o.is_hydra_override()]
+    _check_named(overrides, _unnamed())
+
+
+def _unnamed() -> list[str]:
+    """The options that do not name the folder of a run."""
+    return yaml.safe_load((CONF / "train.yaml").read_text())["hydra"]["job"]["config"]["override_dirname"][
+        "exclude_keys"
+    ]
+
+
+def _check_named(overrides: list[Override], unnamed: list[str]) -> None:
+    for override in overrides:
+        key = override.key_or_group
+        if key in unnamed and key not in ("budget", "experiment") and override.is_sweep_override():
+            text = override.input_line
             raise BnrnnError(f"{text} has several values, but the folders of runs are not named by {key}: give one")
 
 

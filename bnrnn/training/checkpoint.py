@@ -144,6 +144,7 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def seed_everything(seed: int) -> None:
+    """Seed the random generators of Python, numpy and torch, on all devices."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

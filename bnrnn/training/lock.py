@@ -63,13 +63,13 @@ def locked(run_dir: Path) -> Iterator[Callable[[], None]]:
             if not _is_at(file, path):
                 raise BnrnnError(
                     f"{run_dir} was moved, or its {LOCK} deleted, while this process trained there: stopped without "
-                    "writing there again. The same command resumes from the last checkpoint, wherever it now is"
+                    "writing there again. Move the folder back, and the same command resumes from its last checkpoint"
                 )
             if path.read_bytes() != own:
                 raise BnrnnError(
                     f"{path} was taken ({holder(run_dir)}): its file system does not share locks between machines. "
-                    "Stopped without writing there again, so that the other process can train on. Start a run on one "
-                    "machine"
+                    "Stopped without writing there again, so that the other process can continue. Train a run on one "
+                    "machine only, or use an out_dir on a file system that shares locks"
                 )
 
         with writing(path):

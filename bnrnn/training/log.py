@@ -87,7 +87,12 @@ class RunLog:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.file.close()
+        try:
+            with writing(self.path):
+                self.file.close()  # which writes what is left
+        except BnrnnError:
+            if error[1] is None:
+                raise
         if isinstance(error[1], Exception):
             with suppress(BnrnnError):  # the disk may be full
                 write_log(self.path.parent, f"ended by an error: {error_text(error[1])}")
@@ -120,9 +125,13 @@ class RunLog:
         self._to_wandb(lambda run: run.log(values(), step=update))
 
     def show(self, name: str, update: int, draw: Callable[[], Any]) -> None:
-        """Send a figure of matplotlib to wandb as an image; it is drawn only then."""
+        """Send a figure of matplotlib to wandb as an image; it is drawn only then. An error of drawing is a warning."""
         if self.wandb_run is not None:
-            figure = draw()
+            try:
+                figure = draw()
+            except Exception as error:
+                self.say(f"warning: the figure {name} is missing in wandb ({type(error).__name__}: {error})")
+                return
             self._to_wandb(lambda run: mirror.show(run, name, update, figure))
 
     def sync(self) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 from omegaconf import DictConfig
 
 from bnrnn.config import label
-from bnrnn.errors import BnrnnError
 from bnrnn.metrics import METRICS
 
 LONGEST = 100  # characters of a name; wandb accepts 128
@@ -60,6 +59,7 @@ def start(
         x_save_requirements=False,
         reinit="create_new",  # runs of a pack are open at the same time
         x_transaction_log_flush_interval=1,  # seconds; a killed process loses at most these records
+        finish_timeout=60,  # seconds to upload at the end; a run without network must not wait for ever
     )
     model, data = _chosen(cfg, overrides)
     group = "setting" if "setting" in overrides else "model"
@@ -79,15 +79,26 @@ def start(
         "settings": settings,
     }
     try:
-        run = _init(given)
-    except wandb.Error as error:
+        return _started(given)
+    except Exception as error:
         if cfg.wandb.mode == "offline":
-            raise BnrnnError(
-                f"wandb cannot record in {folder} ({error}): mend it, or use wandb.mode=disabled"
-            ) from error
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        warn(f"warning: wandb cannot upload ({reason}); it records offline, and `wandb sync` uploads that later")
-        run = _init(given | {"mode": "offline", "resume": None})
+            warn(f"warning: wandb cannot record in {folder} ({_first_line(error)}); the run continues without it")
+            return None
+        warn(f"warning: wandb cannot upload ({_first_line(error)}); it records offline, and `wandb sync` uploads later")
+    try:
+        return _started(given | {"mode": "offline", "resume": None})
+    except Exception as error:
+        warn(f"warning: wandb cannot record in {folder} either ({_first_line(error)}); the run continues without it")
+        return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _started(given: dict[str, Any]) -> Any:
+    """A run of wandb whose metrics are declared."""
+    run = _init(given)
     run.define_metric("*", step_metric="update")
     for metric in METRICS.values():
         best = "max" if metric.better > 0 else "min"

@@ -90,7 +90,9 @@ def check_options(cfg: DictConfig, overrides: dict[str, str] | None = None) -> N
     """
     values = dict(_leaves(OmegaConf.to_container(cfg, resolve=True)))
     if lacking := [key for key in NEEDED if OmegaConf.select(cfg, key, default=MISSING) is MISSING]:
-        raise BnrnnError(f"{lacking[0]} has no value: give it one, or restore the files in {CONF} with git")
+        raise BnrnnError(
+            f"{lacking[0]} has no value: give it one, or restore the files in {CONF} (with git, or install again)"
+        )
     known = [*_base_keys(), *ALSO]
     for key, value in values.items():
         group, _, _ = key.partition(".")

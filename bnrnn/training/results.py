@@ -6,6 +6,7 @@ import json
 import platform
 import subprocess
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
@@ -63,6 +64,7 @@ class Result:
         return config_hash(self.config)
 
     def write(self, run_dir: Path) -> None:
+        """Store the result in the folder of its run. Raises BnrnnError if that is impossible."""
         content = {"version": VERSION, **dataclasses.asdict(self), "config_hash": self.config_hash}
         write_record(run_dir / FILE, content)
 
@@ -165,10 +167,12 @@ def environment(device: torch.device, precision: str = "float32") -> dict[str, A
     }
 
 
+@cache
 def git_commit() -> str:
-    """The commit of the running code, with "+changes" if files differ from it.
+    """The commit of the running code, with "+changes" if files differ from it, at the first call of the process.
 
-    For a package installed from a wheel, the tag of its version, such as v0.1.0; without git, "unknown".
+    Later changes of the files are not those that run: Python has read its modules. For a package installed from a
+    wheel, it is the tag of its version, such as v0.1.0; without git, "unknown".
     """
     if ROOT == PACKAGE:
         return f"v{version('bnrnn')}"

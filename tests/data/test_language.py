@@ -174,8 +174,8 @@ def test_other_lengths_of_test_segments_cover_the_test_text_too(segments, texts)
         ({"valid": 9}, {}, "valid has 9 characters: expected at least 10 for segments of 10"),
         ({"test": 0}, {}, "test has 0 characters: expected at least 10 for segments of 10"),
         ({}, {"test_lengths": (5000,)}, "test has 2,345 characters: expected at least 5,000 for segments of 5000"),
-        ({}, {"length": 1}, "a segment of 1 symbols has nothing to predict: expected a length of 2 or more"),
-        ({}, {"test_lengths": (0,)}, "a segment of 0 symbols has nothing to predict"),
+        ({}, {"length": 1}, "data.length or data.test_lengths has 1: expected 2 symbols or more"),
+        ({}, {"test_lengths": (0,)}, "data.length or data.test_lengths has 0"),
     ],
 )
 def test_a_text_too_short_for_its_segments_is_refused(texts, sizes, options, message):

@@ -1,14 +1,16 @@
 """Tables of language models: several published numbers, lengths in epochs, other metrics, random searches."""
 
 import json
+import shutil
 from math import exp
 
 import pytest
 
 from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record, write_record
-from bnrnn.report import pages, plots, tables
+from bnrnn.report import pages, plots, runs, tables
 from bnrnn.report.claims import load_claim
+from bnrnn.report.outcome import check_results
 from bnrnn.report.runs import load_runs, longest, run_files
 from bnrnn.report.trained import trained_runs
 from bnrnn.training.cells import expand
@@ -165,6 +167,7 @@ def test_a_result_that_no_longer_composes_is_stale_and_stops_no_page(tmp_path):
     put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0})
     path = next(tmp_path.rglob("result.json"))
     change(path, {"overrides": CELL | {"model.renamed_since": "3"}})
+    path.parent.rename(path.parent.with_name(f"{path.parent.name},model.renamed_since=3"))
     (run,) = load_runs(WORDS, tmp_path)
     assert run.stale
     assert "| stale |" in tables.render(WORDS, tmp_path)
@@ -265,6 +268,32 @@ def test_analyses_take_the_greatest_length_that_all_models_have(tmp_path):
     for model, seed in (("lstm", 0), ("bn_lstm", 0), ("bn_lstm", 1)):
         trained(model, 100, seed)
     assert sorted(found()) == [("bn_lstm", 100, "0"), ("bn_lstm", 100, "1"), ("lstm", 100, "0")]
+
+
+def test_a_copied_folder_is_no_run_of_another_seed(tmp_path, capsys):
+    key, cell = "cooijmans2016/table1", {"data": "pmnist", "model": "lstm", "seed": "0"}
+    put(tmp_path, key, cell, {"test/accuracy": 0.9})
+    (folder,) = (tmp_path / key / "paper").iterdir()
+    shutil.copytree(folder, folder.with_name(folder.name.replace("seed=0", "seed=1")))
+    assert [run.seed for run in load_runs(key, tmp_path)] == ["0"]
+    assert "seed=1 has the result of another run (data=pmnist, model=lstm, seed=0)" in capsys.readouterr().err
+    cells = expand([f"experiment={key}", "data=pmnist", "model=lstm", "seed=0,1", f"out_dir={tmp_path}"])
+    with pytest.raises(BnrnnError, match=r"seed=1/result.json is the result of another run"):
+        check_results(cells)
+    check_results(cells[:1])
+
+
+def test_a_damaged_configuration_is_an_error_and_makes_no_result_stale(tmp_path, monkeypatch):
+    key, cell = "cooijmans2016/table1", {"data": "pmnist", "model": "lstm", "seed": "0"}
+    put(tmp_path, key, cell, {"test/accuracy": 0.9})
+
+    def broken(*overrides):
+        raise BnrnnError("a file is damaged")
+
+    monkeypatch.setattr(runs, "_recipe", broken)
+    monkeypatch.setattr(runs, "check_files", broken)
+    with pytest.raises(BnrnnError, match="a file is damaged"):
+        load_runs(key, tmp_path)
 
 
 def test_of_runs_that_differ_only_in_their_length_the_longest_counts_once(tmp_path):

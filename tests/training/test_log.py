@@ -151,6 +151,44 @@ def test_a_run_that_wandb_cannot_upload_is_recorded_offline(tmp_path, monkeypatc
     assert warning.startswith("warning: wandb cannot upload (No API key configured); it records offline")
 
 
+@pytest.mark.parametrize("mode", ["online", "offline"])
+@pytest.mark.parametrize("error", [wandb.errors.CommError("too late"), TimeoutError("too late"), OSError(28, "full")])
+def test_a_run_starts_without_wandb_if_wandb_cannot_start(tmp_path, monkeypatch, mode, error):
+    def init(**given):
+        raise error
+
+    monkeypatch.setattr(wandb, "init", init)
+    warnings = []
+    assert mirror.start(composed(f"wandb.mode={mode}"), {}, tmp_path, {}, "a", warnings.append) is None
+    assert warnings[-1].endswith("; the run continues without it") and len(warnings) == 1 + (mode == "online")
+
+
+def test_a_figure_that_cannot_be_drawn_for_wandb_is_a_line_of_warning(tmp_path):
+    shown = DeadWandb()
+    with RunLog(tmp_path, wandb_run=shown) as log:
+        log.show("curves", 1, lambda: 1 / 0)
+    assert "warning: the figure curves is missing in wandb (ZeroDivisionError" in (tmp_path / "run.log").read_text()
+    assert shown.calls  # wandb is still on
+
+
+def test_a_file_that_cannot_be_closed_does_not_replace_the_reason_for_which_a_run_ends(tmp_path):
+    class Full:
+        def close(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    def end(error: BnrnnError | None) -> None:
+        with RunLog(tmp_path) as log:
+            log.file.close()
+            log.file = Full()
+            if error is not None:
+                raise error
+
+    with pytest.raises(BnrnnError, match="the reason"):
+        end(BnrnnError("the reason"))
+    with pytest.raises(BnrnnError, match=r"metrics.jsonl cannot be written"):
+        end(None)
+
+
 @pytest.mark.parametrize("project", ["a/b", "5", "''"])
 def test_a_project_that_wandb_would_refuse_is_one_message(project):
     with pytest.raises(BnrnnError, match=r"wandb.project=.* is not valid: expected a name without / "):
