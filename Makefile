@@ -28,7 +28,7 @@ RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
 RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(OUT) $(if $(filter smoke,$(BUDGET)),--smoke); done; \
-	$(if $(filter $(abspath results),$(abspath $(OUT))),$(PYTHON) scripts/make_tables.py;) \
+	if [ "$(OUT)" -ef results ]; then $(PYTHON) scripts/make_tables.py; fi; \
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
 .PHONY: help setup quickstart test test-slow test-slurm sanitize lint types check tables compare site site-test data doctor bench running
@@ -133,7 +133,7 @@ stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; 
 
 ## Training
 # Without a package index: put the wheels there that `make wheels` has downloaded elsewhere. Torch is the machine's own.
-OFFLINE = PYTHONPATH=.offline:. $(PYTHON3)
+OFFLINE = PYTHONPATH=.offline:.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON3)
 EVIDENCE = -m bnrnn.evidence hours=$(HOURS) device=$(if $(filter auto,$(DEVICE)),cuda,$(DEVICE)) out_dir=evidence $(ARGS)
 
 gpu-evidence: $(if $(wildcard wheels),,setup)  ## with a GPU: doctor, benchmarks and the most valuable runs, into evidence/; default HOURS=1

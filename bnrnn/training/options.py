@@ -109,6 +109,12 @@ def check_options(cfg: DictConfig, overrides: dict[str, str] | None = None) -> N
             f"budget.epochs={epochs} has no effect, because budget.updates is {updates}: add budget.updates=null, or "
             "leave one of them out"
         )
+    noise = values.get("data.state_noise")
+    if "data.state_noise" in (overrides or {}) and noise != values.get("model.state_noise"):
+        raise BnrnnError(
+            f"data.state_noise={noise} has no effect, because this model has no batch normalization in its recurrence: "
+            "leave it out"
+        )
     if updates is None and epochs is None:
         raise BnrnnError("budget.updates and budget.epochs are both null: set the length of the run with one of them")
 

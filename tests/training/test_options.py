@@ -52,3 +52,14 @@ def test_a_number_of_epochs_that_has_no_effect_is_refused():
     with pytest.raises(BnrnnError, match=r"^budget\.epochs=1 has no effect, because budget\.updates is 5"):
         check_options(cfg, {"budget.epochs": "1"})
     check_options(cfg, {})  # a named budget replaces the epochs of a recipe
+
+
+def test_noise_on_the_state_of_a_model_that_would_not_add_it_is_refused():
+    for model, accepted in (("lstm", False), ("bn_lstm", True)):
+        cfg = composed(f"model={model}", "data.state_noise=0.5")
+        if accepted:
+            check_options(cfg, {"data.state_noise": "0.5"})
+        else:
+            with pytest.raises(BnrnnError, match=r"data\.state_noise=0\.5 has no effect"):
+                check_options(cfg, {"data.state_noise": "0.5"})
+        check_options(cfg)  # the noise that belongs to a dataset is no override
