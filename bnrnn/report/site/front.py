@@ -6,6 +6,7 @@ from html import escape
 from bnrnn.config import ROOT
 from bnrnn.report.claims import load_claim, load_paper
 from bnrnn.report.claims_page import evidence, rests_on, verdict_with_tendency
+from bnrnn.report.outcomes import CONTRADICTED, CONTRADICTED_IN_PART, HOLDS, IN_PART, NOT_SHOWN
 from bnrnn.report.site.filtered import filtered_table
 from bnrnn.report.verdicts import SCOPES, Claim
 
@@ -13,6 +14,7 @@ CODE = re.compile(r"## The layer in ten lines\n(.*?\n```python\n.*?```\n)", re.D
 ABOUT = re.compile(r"^# bnrnn\n(.*?)(?=^Use it if|^!\[)", re.DOTALL | re.MULTILINE)
 IN_WORDS = {"paper": "paper's data and length", "shorter": "paper's data, shorter", "other data": "other data"}
 NOT_RUN = "not run"
+VERDICTS = (HOLDS, IN_PART, CONTRADICTED, CONTRADICTED_IN_PART, NOT_SHOWN, NOT_RUN)  # in the order of sorting
 
 
 def render(claims: list[Claim], navigation: str) -> str:
@@ -56,10 +58,15 @@ def claims_table(claims: list[Claim]) -> str:
         kind = data["verdict"].replace(" ", "-")
         number = f'<a href="results/claims.html#{claim.name.lower()}">{claim.name}</a>'
         order = SCOPES.index(claim.scope) if claim.scope else len(SCOPES)
+        strength = f"{VERDICTS.index(data['verdict'])} {shown}"
         cells = [
             ("claim", f' data-sort="{claim.paper} {claim.name}"', f"{number} {escape(claim.says)}"),
             ("paper", "", escape(data["paper"])),
-            ("verdict", f' data-sort="{shown}"', f'<span class="verdict {kind}">{escape(shown)}</span>'),
+            (
+                "verdict",
+                f' data-sort="{VERDICTS.index(data["verdict"])} {shown}"',
+                f'<span class="verdict {kind}">{escape(shown)}</span>',
+            ),
             ("rests on", f' data-sort="{order} {escape(rests_on(claim))}"', escape(rests_on(claim))),
             ("effect [95 %]", "", escape(effects)),
             ("evidence", "", pages or "–"),
