@@ -62,11 +62,7 @@ def claims_table(claims: list[Claim]) -> str:
         cells = [
             ("claim", f' data-sort="{claim.paper} {claim.name}"', f"{number} {escape(claim.says)}"),
             ("paper", "", escape(data["paper"])),
-            (
-                "verdict",
-                f' data-sort="{VERDICTS.index(data["verdict"])} {shown}"',
-                f'<span class="verdict {kind}">{escape(shown)}</span>',
-            ),
+            ("verdict", f' data-sort="{strength}"', f'<span class="verdict {kind}">{escape(shown)}</span>'),
             ("rests on", f' data-sort="{order} {escape(rests_on(claim))}"', escape(rests_on(claim))),
             ("effect [95 %]", "", escape(effects)),
             ("evidence", "", pages or "–"),
