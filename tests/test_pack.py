@@ -272,7 +272,7 @@ def test_a_run_that_is_named_twice_is_trained_once(tmp_path, command):
 
 def test_a_pack_of_several_processes_is_refused(command):
     with pytest.raises(
-        SystemExit, match=r"pack=8 trains runs together in this process, hydra/launcher=submitit_local in oth"
+        SystemExit, match=r"pack=8 trains runs together in this process, but hydra/launcher=submitit_local starts one"
     ):
         command("hydra.mode=MULTIRUN", "seed=0,1", "pack=8", "hydra/launcher=submitit_local")
     with pytest.raises(SystemExit, match=r"pack=0 is not valid: expected a whole number from 1, or null"):

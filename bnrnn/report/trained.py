@@ -1,14 +1,12 @@
 """Finds the finished runs of an experiment whose models are there, and loads these models."""
 
 from inspect import signature
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
-from bnrnn.config import sweep
 from bnrnn.data.base import model_sizes
 from bnrnn.errors import BnrnnError
 from bnrnn.report.runs import Run, in_figures, load_runs
@@ -40,28 +38,28 @@ def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
 def trained_runs(key: str, results_dir: Path, **where: str) -> list[Run]:
     """The finished runs of an experiment that have their models: those of the greatest length that all cells have.
 
+    Cells without a model are left out.
+
     Args:
         where: values of the grid. Only cells that have them count.
 
     Raises BnrnnError if there is no such run, or no common length.
     """
-
-    def cell(run: Run) -> tuple[str | None, ...]:
-        return tuple(run.overrides.get(name) for name in grid)
-
-    grid = {k: [where[k]] if k in where else values for k, values in sweep(key).items() if k != "seed"}
     runs = in_figures(key, load_runs(key, results_dir))
     runs = [run for run in runs if (run.folder / MODEL).exists() and where.items() <= run.overrides.items()]
     if not runs:
         raise BnrnnError(
             f"{results_dir / key} has no finished run with its model: train {key} first, into {results_dir}"
         )
-    lengths = {place: {run.result.updates for run in runs if cell(run) == place} for place in product(*grid.values())}
+    lengths: dict[str, set[int]] = {}
+    for run in runs:
+        cell = " ".join(v for k, v in run.overrides.items() if k != "seed" and not k.startswith("budget."))
+        lengths.setdefault(cell, set()).add(run.result.updates)
     common = set.intersection(*lengths.values())
     if not common:
-        listed = "; ".join(f"{' '.join(place)}: {sorted(found) or 'none'}" for place, found in lengths.items())
+        listed = "; ".join(f"{cell}: {sorted(found)}" for cell, found in lengths.items())
         raise BnrnnError(
-            f"{results_dir / key} lacks models of equal length (updates of {listed}): train all of {key} with one "
+            f"{results_dir / key} has no models of equal length (updates of {listed}): train all of {key} with one "
             f"budget, into {results_dir}"
         )
     return [run for run in runs if run.result.updates == max(common)]

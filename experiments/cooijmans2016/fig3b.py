@@ -19,8 +19,8 @@ from hydra.utils import instantiate
 from torch import nn
 from tqdm import tqdm
 
-from bnrnn.config import label
-from bnrnn.errors import report_errors
+from bnrnn.config import label, sweep
+from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.heap import keep_heap
 from bnrnn.layers.population import batch_statistics, has_batch_norm
 from bnrnn.metrics import Scores
@@ -67,7 +67,10 @@ def curves(run: Run, data_dir: str, lengths: list[int], most: int | None) -> dic
 
 
 def measure(data_dir: str, results_dir: Path, lengths: list[int], most: int | None) -> dict[str, Any]:
-    runs = trained_runs(load_claim(KEY)["models"], results_dir)
+    key = load_claim(KEY)["models"]
+    runs = trained_runs(key, results_dir)
+    if lacking := [name for name in sweep(key)["model"] if name not in {run.overrides["model"] for run in runs}]:
+        raise BnrnnError(f"{results_dir / key} has no finished run of {lacking[0]} with its model: train {key} first")
     if runs[0].budget == "smoke":  # its numbers mean nothing, so one batch of two short lengths is enough
         lengths, most = lengths[:2], 1
     about = {"updates": runs[0].result.updates, "budget": runs[0].budget, "data": runs[0].result.data}

@@ -124,7 +124,7 @@ def test_the_initial_bias_carries_the_state():
 
 
 def test_bad_arguments_are_errors():
-    with pytest.raises(BnrnnError, match="highway layers in a time step, must be at least 1, got 0"):
+    with pytest.raises(BnrnnError, match="depth must be at least 1, got 0"):
         RHN(I, H, depth=0)
     with pytest.raises(BnrnnError, match="place='gates' is unknown: use None, 'every', 'first', 'sum'"):
         BNRHN(I, H, T, place="gates")

@@ -1,5 +1,6 @@
 """Entries of claims.yaml, and the analyses that they name: those of Fig. 1 against independent computations."""
 
+import itertools
 import math
 import runpy
 import sys
@@ -94,11 +95,12 @@ def test_everything_that_a_figure_needs_exists():
 
 def test_an_analysis_keeps_what_it_measured_on_models_that_are_gone(tmp_path, monkeypatch):
     fig3b, key = load_analysis("cooijmans2016/fig3b"), "cooijmans2016/fig3b"
-    state = {"seeds": ["1"], "updates": 1582, "bpc": 1.5, "commit": "aaaaaaa"}
+    state = {"models": ["lstm", "bn_lstm"], "seeds": ["1"], "updates": 1582, "bpc": 1.5, "commit": "aaaaaaa"}
 
     def trained(key, results_dir):
         result = SimpleNamespace(updates=state["updates"], data="text")
-        return [SimpleNamespace(seed=seed, budget="paper", result=result) for seed in state["seeds"]]
+        both = itertools.product(state["seeds"], state["models"])
+        return [SimpleNamespace(seed=s, budget="paper", result=result, overrides={"model": m}) for s, m in both]
 
     def curves(run, data_dir, lengths, most):
         return {f"bn_lstm, {kind}": [state["bpc"] + more] * len(lengths) for kind, more in POPULATION_IS_BETTER.items()}
@@ -125,7 +127,9 @@ def test_an_analysis_keeps_what_it_measured_on_models_that_are_gone(tmp_path, mo
     judged = judge("C12", "cooijmans2016", test, tmp_path, lambda key: [], "here")
     assert judged.outcome.effects == (1.0, 1.0) and judged.commits == ("aaaaaaa", "bbbbbbb")
 
-    longer = measured(updates=3164, bpc=1.3)
+    with pytest.raises(BnrnnError, match="has no finished run of bn_lstm with its model"):
+        measured(models=["lstm"])
+    longer = measured(models=["lstm", "bn_lstm"], updates=3164, bpc=1.3)
     assert list(longer["bpc"]["bn_lstm, batch"]) == ["1"]  # models of another length are not mixed, and not forgotten
     assert [other["updates"] for other in longer["others"]] == [1582]
     assert judge("C12", "cooijmans2016", test, tmp_path, lambda key: [], "here").outcome.effects == (1.0, 1.0)
