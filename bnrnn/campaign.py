@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class Options:
     lane: str = ""
     device: str = ""  # auto, cpu or cuda; that of the configuration if it is not given
     pack: int | None = None  # runs that train together; None: as many as the GPU's memory holds, 1 on a CPU
+    alone: tuple[Path, ...] = ()  # folders of runs that do not train in a pack, because a process has ended in them
     parent: int = 0  # id of the process that started this worker
     since: float = field(default_factory=time.time)  # runs that failed earlier are tried again
 
@@ -68,7 +69,7 @@ def run_nicely(options: Options) -> int:
     cells = in_order(load_entries(options.file, options.out_dir, options.device), options.lane)
     if not options.parent:
         check_results(cells)
-    return run_worker(cells, options.since, options.parent, options.pack)
+    return run_worker(cells, options.since, options.parent, options.pack, options.alone)
 
 
 def run_campaign(options: Options) -> int:
@@ -85,7 +86,7 @@ def run_campaign(options: Options) -> int:
             for i, status in enumerate(found):
                 killed = was_killed(status)
                 if killed and may_be_replaced(workers[i].pid, status or 0, cells, options.since, deaths):
-                    workers[i], found[i] = _start(options, lanes[i]), None
+                    workers[i], found[i] = _start(replace(options, alone=tuple(deaths)), lanes[i]), None
             if None not in found:
                 break
             time.sleep(0.1)
@@ -106,7 +107,8 @@ def run_campaign(options: Options) -> int:
 def _start(options: Options, lane: str) -> subprocess.Popen[bytes]:
     """Start a worker in its own process group: Ctrl-C reaches only the present process, which then stops the worker."""
     given = {"file": options.file, "out_dir": options.out_dir, "lane": lane, "parent": os.getpid(),
-             "since": options.since, "pack": options.pack or "", "device": options.device}  # fmt: skip
+             "since": options.since, "pack": options.pack or "", "device": options.device,
+             "alone": os.pathsep.join(map(str, options.alone))}  # fmt: skip
     command = [sys.executable, "-m", "bnrnn.campaign", "work", *(f"{k}={v}" for k, v in given.items() if v != "")]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
 
@@ -126,7 +128,7 @@ def parse(arguments: list[str]) -> Options:
     command = arguments[0] if arguments and "=" not in arguments[0] else "train"
     own = {
         "train": ("hours", "jobs", "pack", "device"),
-        "work": ("lane", "pack", "device", "parent", "since"),
+        "work": ("lane", "pack", "device", "alone", "parent", "since"),
         "status": (),
         "compress": (),
     }
@@ -140,6 +142,7 @@ def parse(arguments: list[str]) -> Options:
         "lane": (str, lambda v: v in (LONG, "short"), f"lane={LONG} or lane=short"),
         "file": (Path, lambda v: v.is_file(), "a file that exists, such as file=conf/campaign.yaml"),
         "out_dir": (Path, lambda v: not v.is_file(), "a folder, such as out_dir=results"),
+        "alone": (lambda text: tuple(map(Path, text.split(os.pathsep))), lambda v: True, "folders of runs"),
         "parent": (int, lambda v: v > 0, "the number of a process"),
         "since": (float, lambda v: 0 <= v < math.inf, "a time in seconds since 1970"),
     }

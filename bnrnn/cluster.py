@@ -55,7 +55,7 @@ def submit(arguments: list[str]) -> None:
     options = launcher_options(arguments, cells[0])
     left = [cell for cell in cells if not (cell.folder / FILE).exists()]
     if not left:
-        say(f"all {_count(len(cells), 'run')} of {options['name']} are finished: nothing was submitted")
+        say(f"{options['name']}: nothing is left to train, so nothing was submitted")
         return
     folder = folder_of(cells)
     make_folder(folder)

@@ -46,9 +46,9 @@ def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
 
 def lacks_memory(error: Exception) -> bool:
     """Whether memory ran out: Python's and CUDA's error have their own types, torch's on a CPU is a RuntimeError."""
-    return isinstance(error, MemoryError) or any(
-        sign in str(error) for sign in ("can't allocate memory", "CUDA out of memory", "Cannot allocate memory")
-    )
+    signs = ("can't allocate memory", "CUDA out of memory", "Cannot allocate memory", "CUDA error: out of memory",
+             "CUBLAS_STATUS_ALLOC_FAILED")  # fmt: skip
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
 
 
 def error_text(error: Exception) -> str:

@@ -8,15 +8,18 @@ import os
 import re
 import stat
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
 from bnrnn.errors import BnrnnError
 
+OLD = 3600  # seconds after which an unfinished file is one of a process that was killed
 MOST = 4 << 30  # bytes that are read into memory at most, also from a compressed file
 
 CHUNK = 1 << 24
@@ -181,8 +184,8 @@ def writing(path: Path) -> Iterator[None]:
 def atomic_write(path: Path, check: Callable[[Path], object] | None = None) -> Iterator[IO[bytes]]:
     """Context manager with a file to write, which replaces `path` at the end. After an error, `path` is unchanged.
 
-    Until then it is `<name>.<random>.partial`, so several processes may write `path` at once: the last one counts. A
-    process that is killed leaves such a file behind.
+    Until then it is `<name>.<random>.partial`, so several processes may write `path` at once: the last one counts. What
+    killed processes left is removed after an hour.
 
     Args:
         check: is called with the path of the written file before it replaces the old one, and raises if it is damaged.
@@ -192,6 +195,10 @@ def atomic_write(path: Path, check: Callable[[Path], object] | None = None) -> I
     partial = path.with_name(f"{path.name}.{uuid4().hex[:8]}.partial")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in path.parent.glob(f"{escape(path.name)}.*.partial"):
+            with suppress(FileNotFoundError):
+                if time.time() - leftover.stat().st_mtime > OLD:
+                    leftover.unlink()
         try:
             with partial.open("xb") as file:
                 yield file

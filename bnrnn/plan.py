@@ -115,10 +115,10 @@ def measure(record: dict[str, Any]) -> Cost:
     total += count["test"] * one_pass("test", cfg.batch_size, budget.eval_batches)
     if count["train"]:
         total += count["train"] * one_pass("train", cfg.population_batch_size, budget.population_batches)
-    for length, extra in data.extra_tests().values():
+    for num_batches, extra in data.extra_tests().values():
         # A batch of one sequence has no batch statistics, so time two copies of it, which take about as long.
         pair = (b._replace(inputs=b.inputs.repeat(1, 2), targets=b.targets.repeat(1, 2)) for b in islice(extra, 1))
-        total += limited(length, budget.eval_batches) * first_batch(pair)
+        total += limited(num_batches, budget.eval_batches) * first_batch(pair)
     held = (
         torch.cuda.max_memory_allocated(device) if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     )
@@ -126,7 +126,7 @@ def measure(record: dict[str, Any]) -> Cost:
 
 
 def passes(cfg: DictConfig, model: nn.Module) -> dict[str, int]:
-    """How many passes through each split evaluate a run that trains to its end, and estimate its statistics.
+    """The number of passes through each split that the evaluations of a whole run and its population statistics need.
 
     Those through `train` estimate population statistics. `Trainer` and `train.measure` decide which there are.
     """

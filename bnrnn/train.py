@@ -61,7 +61,7 @@ def train(
     if not (run_dir / FILE).exists() or existing(run_dir / CHECKPOINT):
         make_folder(run_dir)
         with locked(run_dir) as check_lock:
-            if FILE not in os.listdir(run_dir):  # another may have finished it; a listing is not a cached answer
+            if FILE not in os.listdir(run_dir):  # another may have finished it; NFS may remember that it was missing
                 return _train(cfg, record, run_dir, overrides or {}, title, check_lock, stop)
             remove(run_dir / CHECKPOINT)  # the run was killed between writing its result and removing its checkpoint
     result = Result.read(run_dir / FILE)
@@ -74,8 +74,9 @@ def _train(
     cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: dict[str, str], title: str,
     check_lock: Callable[[], None], given_stop: Stop | None,
 ) -> Result:  # fmt: skip
-    for leftover in run_dir.glob("*.partial"):  # of a process that was killed while it wrote
-        remove(leftover)
+    for name in (FILE, METRICS, CHECKPOINT, checkpoint.MODEL):  # of a process that was killed while it wrote
+        for leftover in run_dir.glob(f"{name}.*.partial"):
+            remove(leftover)
     saved = load(run_dir / CHECKPOINT)
     if saved is not None:
         check_same_config(saved["config"], record, run_dir / CHECKPOINT)
@@ -283,8 +284,7 @@ def _run() -> None:
             "hydra/launcher=slurm submits workers, not single runs: use `python -m bnrnn.cluster submit "
             "experiment=...`, or hydra/launcher=submitit_slurm for one job per run"
         )
-    if {"-m", "--multirun"} & set(sys.argv):
-        check_named([a for a in sys.argv[1:] if "=" in a and not a.startswith("-")])
+    check_named([a for a in sys.argv[1:] if "=" in a and not a.startswith("-")])
     launchers = [a for a in sys.argv if a.startswith("hydra/launcher=")]
     packs = [a for a in sys.argv if a.startswith("pack=") and a not in ("pack=1", "pack=null")]
     if launchers and packs:

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
@@ -63,7 +63,9 @@ def work(
     def is_open(cell: Cell) -> bool:
         try:
             has_failed = cell.folder in failed or failure(cell.folder, since) is not None
-            return not has_failed and not (cell.folder / FILE).exists() and not is_being_trained(cell.folder)
+            left = not has_failed and not (cell.folder / FILE).exists() and not is_being_trained(cell.folder)
+            unreadable.discard(cell.folder)
+            return left
         except OSError as error:  # such as a stale file handle of a network file system
             if cell.folder not in unreadable:
                 say(f"{cell.title}: passed over, because its folder cannot be read ({error})")
@@ -82,6 +84,8 @@ def work(
                 if isinstance(error, Locked):
                     continue  # another worker has started this cell
                 if is_broken(error):
+                    with suppress(BnrnnError):
+                        write_log(cell.folder, f"the GPU can no longer be used in this process: {error_line(error)}")
                     raise BrokenDevice(f"{cell.title}: {error_line(error)}") from error
                 if len(together) > 1 and lacks_memory(error):
                     say(f"{cell.title}: too little memory for a pack of {len(together)}; the run is resumed alone")
@@ -89,11 +93,14 @@ def work(
                     continue
                 failed.add(cell.folder)
                 _report(cell, error)
+    failed |= unreadable
 
 
 def is_broken(error: Exception) -> bool:
     """Whether the error says that no other run can use the GPU in this process either."""
-    return "CUDA error" in str(error) and not lacks_memory(error)
+    signs = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
+    is_fault = any(sign in str(error) for sign in signs) and "no kernel image" not in str(error)
+    return is_fault and not lacks_memory(error)
 
 
 def error_line(error: Exception) -> str:
@@ -169,7 +176,7 @@ def run_worker(
     cells: list[Cell], since: float, parent: int = 0, pack: int | None = None, alone: Iterable[Path] = ()
 ) -> int:
     """Run one worker, which ends with its parent. The exit status is 1 if runs failed, and STOPPED after a signal."""
-    git_commit()  # now, because files may change while it trains
+    git_commit()  # at the start, because files may change while it trains
     os.environ["TQDM_DISABLE"] = "1"  # the bars of several workers would overwrite each other
     failed: set[Path] = set()
     try:
@@ -204,6 +211,7 @@ def run_team(
         look: called several times a second.
         is_silent: whether the workers print nothing, because a display shows their progress.
     """
+    git_commit()  # before the first fork: a later one runs the code that this process has read
     deaths: Counter[Path] = Counter()
     team = [_fork(cells, since, is_silent) for _ in range(size)]
     told = False
@@ -253,11 +261,20 @@ def may_be_replaced(pid: int, status: int, cells: list[Cell], since: float, deat
     how = "was killed by " + signal.Signals(-status).name if status < 0 else "could not use the GPU"
     may_be = False
     for cell in cells:
-        if holder(cell.folder) == name and not (cell.folder / FILE).exists() and failure(cell.folder, since) is None:
+        if _is_held(cell, name, since):
             deaths[cell.folder] += 1
             say(f"{cell.title}: its process {how}")
-            if deaths[cell.folder] == MOST_DEATHS:
-                remedy = "if memory is short, use a smaller JOBS, PACK or batch_size"
-                _report(cell, BnrnnError(f"its process {how} {MOST_DEATHS} times: {remedy}"))
+            if deaths[cell.folder] >= MOST_DEATHS:
+                smaller = "if memory is short, use a smaller JOBS, PACK or batch_size"
+                remedy = smaller if status < 0 else "see its run.log"
+                _report(cell, BnrnnError(f"its process {how}, and another ended before: {remedy}"))
             may_be = True
     return may_be
+
+
+def _is_held(cell: Cell, name: str, since: float) -> bool:
+    """Whether this process holds the lock of the run, or held it last, and the run is neither finished nor failed."""
+    try:
+        return holder(cell.folder) == name and not (cell.folder / FILE).exists() and failure(cell.folder, since) is None
+    except OSError:  # the folder cannot be read
+        return False

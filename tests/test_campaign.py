@@ -210,6 +210,7 @@ def test_a_worker_that_is_killed_in_a_run_is_replaced_and_the_second_time_the_ru
     bad, good = cells_of(options)
 
     def start_worker(given: Options, lane: str) -> subprocess.Popen:
+        assert given.alone == ((bad.folder,) if started else ())
         code = f"""
 import os, signal
 from pathlib import Path
@@ -234,7 +235,7 @@ raise SystemExit(workers.run_worker(cells, {given.since}))
     monkeypatch.setattr(campaign, "_start", start_worker)
     assert run_campaign(options) == 1
     assert [worker.returncode for worker in started] == [-signal.SIGKILL, -signal.SIGKILL, 0]
-    assert failure(bad.folder).startswith("its process was killed by SIGKILL 2 times")
+    assert failure(bad.folder).startswith("its process was killed by SIGKILL, and another ended before")
     assert Result.read(good.folder / "result.json").status == "finished"
 
 
@@ -389,7 +390,7 @@ def test_a_campaign_hands_the_size_of_its_packs_to_its_workers(monkeypatch):
     worked = [parse(command[command.index("work") :]) for command in commands]
     assert [options.pack for options in worked] == [None, 4] and {options.lane for options in worked} == {"long"}
     sizes = []
-    monkeypatch.setattr(campaign, "run_worker", lambda cells, since, parent, pack: sizes.append(pack) or 0)
+    monkeypatch.setattr(campaign, "run_worker", lambda cells, since, parent, pack, alone: sizes.append(pack) or 0)
     monkeypatch.setattr(campaign, "load_entries", lambda *_: [])
     monkeypatch.setattr(os, "setpriority", lambda *_: None)
     assert campaign.run_nicely(worked[1]) == 0 and sizes == [4]

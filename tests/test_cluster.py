@@ -14,7 +14,7 @@ import yaml
 from bnrnn import cluster, slurm, workers
 from bnrnn.cluster import NEVER, describe, launcher_options, render_status, submissions, sweeps, wait
 from bnrnn.config import CONF, ROOT
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, lacks_memory
 from bnrnn.files import write_json
 from bnrnn.slurm import Queued, Task, folder_of, is_preempted, queued
 from bnrnn.train import train
@@ -93,7 +93,7 @@ def test_a_submission_has_the_configured_resources_and_its_workers_train_every_c
         assert f"#SBATCH --{line}\n" in script
     assert "\necho ready\n" in script and "--export=ALL" in script and "null" not in script
     assert subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True).stdout.splitlines() == [
-        "all 2 runs of quickstart are finished: nothing was submitted",
+        "quickstart: nothing is left to train, so nothing was submitted",
         "2 of 2 finished",
     ]
 
@@ -275,7 +275,8 @@ def test_a_killed_worker_is_replaced_and_a_run_that_kills_it_twice_has_failed(tm
     assert run_team(cells, 0.0, 1, Stop()) == [0]
     assert (bad.folder / "deaths").read_text() == "xx"
     assert failure(bad.folder) == (
-        "its process was killed by SIGKILL 2 times: if memory is short, use a smaller JOBS, PACK or batch_size"
+        "its process was killed by SIGKILL, and another ended before: if memory is short, use a smaller JOBS, PACK or "
+        "batch_size"
     )
     assert Result.read(good.folder / "result.json").status == "finished"
     assert capfd.readouterr().out.count("its process was killed by SIGKILL\n") == 2
@@ -295,9 +296,25 @@ def test_a_worker_whose_gpu_is_broken_ends_and_another_process_trains_on(tmp_pat
     assert workers.run_worker(cells, 0.0) == workers.BROKEN and failure(bad.folder) is None
     assert not (good.folder / "result.json").exists()
     assert run_team(cells, 0.0, 1, Stop()) == [0]
-    assert failure(bad.folder).startswith("its process could not use the GPU 2 times")
+    assert failure(bad.folder).startswith(
+        "its process could not use the GPU, and another ended before: see its run.log"
+    )
+    assert "illegal memory access" in (bad.folder / "run.log").read_text()
     assert Result.read(good.folder / "result.json").status == "finished"
     assert "encountered: this process ends, because the GPU can no longer be used in it" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "broken", "memory"), [
+    ("CUDA error: an illegal memory access was encountered", True, False),
+    ("Triton Error [CUDA]: an illegal memory access was encountered", True, False),
+    ("CUDA driver error: unknown error", True, False),
+    ("CUDA error: out of memory", False, True),
+    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", False, True),
+    ("CUDA error: no kernel image is available for execution on the device", False, False),
+    ("CUDA out of memory. Tried to allocate 2 GiB", False, True),
+])  # fmt: skip
+def test_errors_that_leave_a_gpu_unusable_are_told_from_a_lack_of_memory(text, broken, memory):
+    assert workers.is_broken(RuntimeError(text)) is broken and lacks_memory(RuntimeError(text)) is memory
 
 
 def test_a_folder_that_cannot_be_read_does_not_end_the_worker(tmp_path, monkeypatch, capfd):
@@ -309,7 +326,7 @@ def test_a_folder_that_cannot_be_read_does_not_end_the_worker(tmp_path, monkeypa
         return is_being_trained(folder)
 
     monkeypatch.setattr(workers, "is_being_trained", look)
-    assert workers.run_worker(cells, 0.0) == 0
+    assert workers.run_worker(cells, 0.0) == 1
     assert Result.read(good.folder / "result.json").status == "finished" and not bad.folder.exists()
     assert capfd.readouterr().out.count("passed over, because its folder cannot be read") == 1
 

@@ -48,6 +48,15 @@ def test_of_two_processes_that_write_a_file_at_once_the_last_one_counts_and_both
     assert path.read_bytes() == b"of one process" and list(tmp_path.iterdir()) == [path]
 
 
+def test_what_a_killed_process_left_is_removed_after_an_hour(tmp_path):
+    path, old, new = tmp_path / "a", tmp_path / "a.0123abcd.partial", tmp_path / "a.4567abcd.partial"
+    for leftover in (old, new):
+        leftover.write_bytes(b"half of")
+    os.utime(old, (0, 0))
+    write_json(path, 1)
+    assert sorted(tmp_path.iterdir()) == [path, new]
+
+
 def test_a_file_that_fails_its_check_does_not_replace_the_old_one(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"old")

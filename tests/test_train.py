@@ -703,8 +703,9 @@ def test_all_failed_runs_of_a_sweep_are_named(tmp_path, monkeypatch, capsys):
     )
 
 
-def test_a_sweep_over_an_option_that_names_no_folder_is_refused(tmp_path, monkeypatch):
-    chosen = ["--multirun", "precision=float32,bfloat16", f"out_dir={tmp_path}"]
+@pytest.mark.parametrize("multirun", ["--multirun", "hydra.mode=MULTIRUN", "experiment=quickstart"])
+def test_a_sweep_over_an_option_that_names_no_folder_is_refused(tmp_path, monkeypatch, multirun):
+    chosen = [multirun, "precision=float32,bfloat16", f"out_dir={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["bnrnn-train", *chosen])
     with pytest.raises(SystemExit, match="several values, but the folders of runs are not named by precision"):
         cli()

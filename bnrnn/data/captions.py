@@ -182,12 +182,13 @@ def _array(content: bytes) -> np.ndarray:
 
 def pair(captions: dict[str, list[str]], names: list[str], text: str, features: str) -> list[Image]:
     """One Image for each name, with its captions. Raises BnrnnError for an image that lacks features or captions."""
-    for these, those, what, where in ((captions, names, "features", features), (names, captions, "captions", text)):
+    pairs = ((captions, names, "features", features, text), (names, captions, "captions", text, features))
+    for these, those, what, where, other in pairs:
         lacking = sorted(set(these).difference(those))
         if lacking:
             raise BnrnnError(
                 f"{len(lacking)} images have no {what} in {where}; the first is {lacking[0]}: add them, or "
-                f"remove these images there"
+                f"remove these images from {other}"
             )
     return [Image(name, row, captions[name]) for row, name in enumerate(names)]
 

@@ -87,8 +87,8 @@ def estimate_population_statistics(
     Args:
         inputs: batches, for instance a DataLoader. If a batch is a plain list or tuple, its first element is passed to
             the model, as in torch.optim.swa_utils.update_bn. Any other batch is passed as it is: a tensor, a
-            PackedSequence or another named tuple. A batch of one sequence has no variance; it is left out with a
-            warning.
+            PackedSequence or another named tuple. A batch of one sequence has no variance over the batch; a
+            model with statistics for each time step leaves it out with a warning.
         arguments: function that returns the tuple of the model's arguments for a batch, if the rule above does not fit.
 
     Raises BnrnnError if there is no batch, or if a model that needs two passes gets an iterator.

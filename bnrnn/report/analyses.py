@@ -37,6 +37,12 @@ def results_of(stored: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: value for name, value in stored.items() if name != "others"}, *stored.get("others", [])]
 
 
+def others_in_words(result: dict[str, Any]) -> str:
+    """A sentence about results of other lengths that are stored beside this one; empty if there are none."""
+    lengths = ", ".join(f"{other['updates']:,}" for other in result.get("others", []))
+    return f"The `.json` file beside this page also has what was measured after {lengths} updates.\n" if lengths else ""
+
+
 def provenance_with(before: dict[str, Any]) -> dict[str, Any]:
     """The provenance of a result that keeps what was measured before, with the commits of all measurements."""
     here = provenance()

@@ -179,13 +179,13 @@ def less_stable(pairing: Pairing) -> Outcome:
     or only the first side diverges or has a norm that is not finite. The effect is the logarithm of the ratio."""
     threshold, effects = math.log(pairing.test["factor"]), []
     for (of,), (than,) in pairing.by_seed.values():
-        peaks = [math.inf if pairing.lost(run) else run.peak("train/grad_norm", pairing.limit) for run in (of, than)]
-        lost = [math.isinf(peak) for peak in peaks]
+        norm, limit = "train/grad_norm", pairing.limit
+        lost = [pairing.lost(run) or not run.always_finite(norm, limit) for run in (of, than)]
         if any(lost):
             pairing.marks.add("a run that alone diverged, or had no finite norm, counts as e times the factor")
             effects.append((threshold + 1) * (lost[0] - lost[1]))
         else:
-            effects.append(math.log(peaks[0] / peaks[1]))
+            effects.append(math.log(of.peak(norm, limit) / than.peak(norm, limit)))
     return Outcome(tuple(effects), threshold)
 
 

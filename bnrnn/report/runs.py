@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -133,9 +134,14 @@ class Run:
             raise BnrnnError(f"{self.folder / FILE} has no {metric}: train again, the run did not record it") from None
 
     def peak(self, metric: str, updates: int | None = None) -> float:
-        """The largest recorded value up to this update. Null, which stands for one that is not finite, is infinite."""
-        found = [r[metric] for r in self.records if metric in r and r["update"] <= (updates or math.inf)]
-        return max(math.inf if value is None else value for value in found)
+        """The largest recorded finite value up to this update."""
+        return max(
+            r[metric] for r in self.records if r.get(metric) is not None and r["update"] <= (updates or math.inf)
+        )
+
+    def always_finite(self, metric: str, updates: int | None = None) -> bool:
+        """Whether all values up to this update were finite; null stands for one that was not."""
+        return all(r.get(metric, 0) is not None for r in self.records if r["update"] <= (updates or math.inf))
 
     def lowest(self, metric: str) -> float:
         """The lowest recorded value."""
@@ -203,9 +209,16 @@ def _read_run(key: str, path: Path, results_dir: Path) -> tuple[str, Result, lis
 
 
 def is_named_by(folder: str, overrides: dict[str, str]) -> bool:
-    """Whether the name of a run's folder has these overrides."""
-    name = f",{folder},".replace(",+", ",")
-    return all(f",{key}={value}," in name for key, value in overrides.items() if not key.startswith("~"))
+    """Whether the name of a run's folder has these overrides and no others. Values of deletions are not compared."""
+    rest = re.sub(r",\++", ",", f",{folder},")
+    for key, value in overrides.items():
+        if key.startswith("~"):
+            rest = re.sub(rf",{re.escape(key)}(=[^,]*)?(?=,)", "", rest, count=1)
+        elif f",{key}={value}," not in rest:
+            return False
+        else:
+            rest = rest.replace(f",{key}={value},", ",", 1)
+    return rest == ","
 
 
 @cache

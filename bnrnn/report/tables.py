@@ -129,7 +129,7 @@ def render_cited(claim: dict[str, Any]) -> str:
 
 
 def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
-    """The results of every cell, with a row for each length of its runs, for quantities without a published number."""
+    """The results of every cell, with a row for each budget of its runs, for quantities without a published number."""
     rows, parts, planned = [], claim["measured"], len(sweep(key)["seed"])
     for row, col in product(sweep(key)[claim["rows"]], sweep(key)[claim["cols"]]):
         of_cell = [run for run in runs if not run.stale and _at(key, run, claim, row, col)]
@@ -178,7 +178,8 @@ def render_curve(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: l
     rows = []
     for row, cols in curve["points"].items():
         for col, points in cols.items():
-            series = [r.series(curve["metric"]) for r in longest(runs) if not r.stale and _at(key, r, claim, row, col)]
+            fresh = longest(r for r in runs if not r.stale)
+            series = [r.series(curve["metric"]) for r in fresh if _at(key, r, claim, row, col)]
             for update, published in points.items():
                 values = [s[update] for s in series if update in s]
                 if values:

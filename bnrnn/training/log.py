@@ -87,16 +87,19 @@ class RunLog:
         return self
 
     def __exit__(self, *error: object) -> None:
+        unwritten = None
         try:
             with writing(self.path):
                 self.file.close()  # which writes what is left
-        except BnrnnError:
-            if error[1] is None:
-                raise
-        if isinstance(error[1], Exception):
+        except BnrnnError as problem:
+            unwritten = problem if error[1] is None else None
+        reason = error[1] or unwritten
+        if isinstance(reason, Exception):
             with suppress(BnrnnError):  # the disk may be full
-                write_log(self.path.parent, f"ended by an error: {error_text(error[1])}")
-        self._to_wandb(lambda run: run.finish(exit_code=0 if error[0] is None else 1))
+                write_log(self.path.parent, f"ended by an error: {error_text(reason)}")
+        self._to_wandb(lambda run: run.finish(exit_code=0 if reason is None else 1))
+        if unwritten is not None:
+            raise unwritten
 
     def _to_wandb(self, send: Callable[[Any], object]) -> None:
         """Send something to wandb, if it is on. Its first error, such as a killed process, turns it off."""

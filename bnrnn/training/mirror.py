@@ -47,20 +47,6 @@ def start(
     """
     if cfg.wandb.mode == "disabled":
         return None
-    import wandb  # slow to import
-
-    settings = wandb.Settings(
-        silent=True,
-        console="off",
-        x_disable_stats=not cfg.wandb.system,
-        x_disable_machine_info=not cfg.wandb.system,
-        disable_git=True,
-        disable_code=True,
-        x_save_requirements=False,
-        reinit="create_new",  # runs of a pack are open at the same time
-        x_transaction_log_flush_interval=1,  # seconds; a killed process loses at most these records
-        finish_timeout=60,  # seconds to upload at the end; a run without network must not wait for ever
-    )
     model, data = _chosen(cfg, overrides)
     group = "setting" if "setting" in overrides else "model"
     given: dict[str, Any] = {
@@ -76,17 +62,16 @@ def start(
         "resume": "allow" if cfg.wandb.mode == "online" else None,
         "config": config,
         "dir": folder,
-        "settings": settings,
     }
     try:
-        return _started(given)
+        return _started(given, cfg.wandb.system)
     except Exception as error:
         if cfg.wandb.mode == "offline":
             warn(f"warning: wandb cannot record in {folder} ({_first_line(error)}); the run continues without it")
             return None
         warn(f"warning: wandb cannot upload ({_first_line(error)}); it records offline, and `wandb sync` uploads later")
     try:
-        return _started(given | {"mode": "offline", "resume": None})
+        return _started(given | {"mode": "offline", "resume": None}, cfg.wandb.system)
     except Exception as error:
         warn(f"warning: wandb cannot record in {folder} either ({_first_line(error)}); the run continues without it")
         return None
@@ -96,14 +81,33 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-def _started(given: dict[str, Any]) -> Any:
-    """A run of wandb whose metrics are declared."""
-    run = _init(given)
-    run.define_metric("*", step_metric="update")
-    for metric in METRICS.values():
-        best = "max" if metric.better > 0 else "min"
-        run.define_metric(f"valid/{metric.name}", step_metric="update", summary=best)
-    run.define_metric("train/grad_norm_max", step_metric="update", summary="max")
+def _started(given: dict[str, Any], system: bool) -> Any:
+    """A run of wandb whose metrics are declared. With `system`, it records load and memory of the machine."""
+    import wandb  # slow to import
+
+    settings = wandb.Settings(
+        silent=True,
+        console="off",
+        x_disable_stats=not system,
+        x_disable_machine_info=not system,
+        disable_git=True,
+        disable_code=True,
+        x_save_requirements=False,
+        reinit="create_new",  # runs of a pack are open at the same time
+        x_transaction_log_flush_interval=1,  # seconds; a killed process loses at most these records
+        finish_timeout=60,  # seconds to upload at the end; a run without network must not wait for ever
+    )
+    run = _init(given | {"settings": settings})
+    try:
+        run.define_metric("*", step_metric="update")
+        for metric in METRICS.values():
+            best = "max" if metric.better > 0 else "min"
+            run.define_metric(f"valid/{metric.name}", step_metric="update", summary=best)
+        run.define_metric("train/grad_norm_max", step_metric="update", summary="max")
+    except Exception:
+        with suppress(Exception):
+            run.finish(exit_code=1)
+        raise
     return run
 
 

@@ -111,9 +111,9 @@ def check_options(cfg: DictConfig, overrides: dict[str, str] | None = None) -> N
         )
     noise = values.get("data.state_noise")
     if "data.state_noise" in (overrides or {}) and noise != values.get("model.state_noise"):
+        other = values.get("model.state_noise")
         raise BnrnnError(
-            f"data.state_noise={noise} has no effect, because this model has no batch normalization in its recurrence: "
-            "leave it out"
+            f"data.state_noise={noise} has no effect on this model, whose model.state_noise is {other}: leave it out"
         )
     if updates is None and epochs is None:
         raise BnrnnError("budget.updates and budget.epochs are both null: set the length of the run with one of them")

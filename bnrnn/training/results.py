@@ -171,7 +171,7 @@ def environment(device: torch.device, precision: str = "float32") -> dict[str, A
 def git_commit() -> str:
     """The commit of the running code, with "+changes" if files differ from it, at the first call of the process.
 
-    Later changes of the files are not those that run: Python has read its modules. For a package installed from a
+    Later changes of the files do not affect the running code. For a package installed from a
     wheel, it is the tag of its version, such as v0.1.0; without git, "unknown".
     """
     if ROOT == PACKAGE:

@@ -25,7 +25,7 @@ from bnrnn.heap import keep_heap
 from bnrnn.layers.population import batch_statistics, has_batch_norm
 from bnrnn.metrics import Scores
 from bnrnn.report import style
-from bnrnn.report.analyses import command_line, measured_before, provenance_with, publish
+from bnrnn.report.analyses import command_line, measured_before, others_in_words, provenance_with, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown, spread
 from bnrnn.report.runs import Run
@@ -127,7 +127,7 @@ def render(result: dict[str, Any]) -> str:
         f"Our models were trained for {result['updates']:,} updates. Their numbers are comparable with the paper's "
         f"only after 39,550 updates; differences between the curves may be comparable earlier. {result['data']}.\n"
     )
-    return f"# {claim['title']}\n\n{caption}\n{table}\n![Fig. 3b](fig3b.png)\n"
+    return f"# {claim['title']}\n\n{caption}\n{table}\n![Fig. 3b](fig3b.png)\n{others_in_words(result)}"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

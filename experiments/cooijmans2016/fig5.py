@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnrnn.errors import report_errors
 from bnrnn.report import style
-from bnrnn.report.analyses import command_line, measured_before, provenance_with, publish
+from bnrnn.report.analyses import command_line, measured_before, others_in_words, provenance_with, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
 from bnrnn.report.runs import Run
@@ -95,7 +95,7 @@ def render(result: dict[str, Any]) -> str:
         "units, in standard deviations over units. The paper shows a transient and gives no number. A model is a "
         f"BN-LSTM, selected by validation from a run of {result['updates']:,} updates. {result['data']}.\n"
     )
-    return f"# {claim['title']}\n\n{caption}\n{markdown(header, rows)}\n![Fig. 5](fig5.png)\n"
+    return f"# {claim['title']}\n\n{caption}\n{markdown(header, rows)}\n![Fig. 5](fig5.png)\n{others_in_words(result)}"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

@@ -190,6 +190,7 @@ def test_a_run_with_a_deleted_key_is_not_stale(tmp_path):
     path = next(tmp_path.rglob("result.json"))
     record = config_record(composed(*arguments, "model=lstm"))
     change(path, {"overrides": {"model": "lstm", "~optim.momentum": ""}, "config": record})
+    path.parent.rename(path.parent.with_name("model=lstm,~optim.momentum=null"))
     (run,) = load_runs(key, tmp_path)
     assert not run.stale
     (cell,) = expand([*arguments, "model=lstm", "data=pmnist", "seed=0"])
@@ -283,6 +284,19 @@ def test_a_copied_folder_is_no_run_of_another_seed(tmp_path, capsys):
     with pytest.raises(BnrnnError, match=r"seed=1/result.json is the result of another run"):
         check_results(cells)
     check_results(cells[:1])
+
+
+@pytest.mark.parametrize(("folder", "named"), [
+    ("data=pmnist,model=lstm,seed=0", True),
+    ("+data=pmnist,++model=lstm,seed=0", True),
+    ("data=pmnist,model=lstm,seed=0,~optim.momentum=null", True),
+    ("data=pmnist,model=lstm,seed=1", False),
+    ("budget.updates=500,data=pmnist,model=lstm,seed=0", False),
+    ("data=pmnist,seed=0", False),
+])  # fmt: skip
+def test_a_folder_is_named_by_all_overrides_of_its_result_and_by_no_others(folder, named):
+    overrides = {"data": "pmnist", "model": "lstm", "seed": "0"} | ({"~optim.momentum": ""} if "~" in folder else {})
+    assert runs.is_named_by(folder, overrides) is named
 
 
 def test_a_damaged_configuration_is_an_error_and_makes_no_result_stale(tmp_path, monkeypatch):

@@ -60,6 +60,6 @@ def test_noise_on_the_state_of_a_model_that_would_not_add_it_is_refused():
         if accepted:
             check_options(cfg, {"data.state_noise": "0.5"})
         else:
-            with pytest.raises(BnrnnError, match=r"data\.state_noise=0\.5 has no effect"):
+            with pytest.raises(BnrnnError, match=r"data\.state_noise=0\.5 has no effect on this model"):
                 check_options(cfg, {"data.state_noise": "0.5"})
         check_options(cfg)  # the noise that belongs to a dataset is no override
