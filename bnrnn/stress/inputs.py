@@ -126,7 +126,7 @@ def _runs(folder: Path) -> list[Input]:
         Trainer.update = update
         train.train(cfg, begun)
 
-    if forked(lambda: train.train(cfg, finished), output, HANGS) != 0:
+    if forked(lambda: train.train(cfg, finished, {"seed": "0"}), output, HANGS) != 0:
         raise BnrnnError(f"a training failed: {output.read_text()}")
     forked(begin, output, HANGS)
     whole = [finished / name for name in (FILE, METRICS)]
