@@ -62,6 +62,9 @@ def train(
         make_folder(run_dir)
         with locked(run_dir) as check_lock:
             if FILE not in os.listdir(run_dir):  # another may have finished it; NFS may remember that it was missing
+                for name in (FILE, METRICS, CHECKPOINT, checkpoint.MODEL):
+                    for leftover in run_dir.glob(f"{name}.*.partial"):  # of a process that was killed while it wrote
+                        remove(leftover)
                 return _train(cfg, record, run_dir, overrides or {}, title, check_lock, stop)
             remove(run_dir / CHECKPOINT)  # the run was killed between writing its result and removing its checkpoint
     result = Result.read(run_dir / FILE)
@@ -74,9 +77,6 @@ def _train(
     cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: dict[str, str], title: str,
     check_lock: Callable[[], None], given_stop: Stop | None,
 ) -> Result:  # fmt: skip
-    for name in (FILE, METRICS, CHECKPOINT, checkpoint.MODEL):  # of a process that was killed while it wrote
-        for leftover in run_dir.glob(f"{name}.*.partial"):
-            remove(leftover)
     saved = load(run_dir / CHECKPOINT)
     if saved is not None:
         check_same_config(saved["config"], record, run_dir / CHECKPOINT)
