@@ -23,7 +23,7 @@ from bnrnn.files import make_folder, reading
 from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
 from bnrnn.metrics import has_java
 from bnrnn.training import checkpoint, mirror
-from bnrnn.training.build import build, engines_of, optimizer_of
+from bnrnn.training.build import build, engines_of, evaluation_order, optimizer_of
 from bnrnn.training.cells import check_named
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.lock import locked
@@ -31,7 +31,7 @@ from bnrnn.training.log import METRICS, RunLog, read_jsonl, say, write_log
 from bnrnn.training.loop import Trainer
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pack import Run, describe, in_packs
-from bnrnn.training.pieces import digest, joined
+from bnrnn.training.pieces import digest, joined, order_of
 from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit
 from bnrnn.training.search import apply_trial
 from bnrnn.training.state import TrainState
@@ -84,9 +84,11 @@ def _train(
     where = environment(device, cfg.precision)
     if where["backend"] not in engines_of(model):  # `auto` has named an LSTM engine: the tanh RNN runs the reference
         where["backend"] = "reference"
+    where["evaluation_order"] = evaluation_order(cfg, data)
     if group_size() > 1:
         where["pack"] = group_size()
     state = begin(saved, run_dir / CHECKPOINT) or TrainState(run_id=mirror.new_id(cfg, overrides), commits=[])
+    order_before = order_of(state.pieces)
     state.commits = list(dict.fromkeys([*state.commits, git_commit()]))
     found = digest(data, cfg.batch_size)
     state.pieces = joined(state.pieces, state.update, state.commits[-1], where, found, cfg.resume)
@@ -105,7 +107,7 @@ def _train(
             check_lock()
             checkpoint.save(run_dir / CHECKPOINT, {**snapshot, "config": record, "records_sha256": log.sync()})
 
-        trainer = Trainer(cfg, model, data, optimizer, device, state, log, stop, save)
+        trainer = Trainer(cfg, model, data, optimizer, device, state, log, stop, save, where["evaluation_order"])
         if saved is not None:
             with reading(existing(run_dir / CHECKPOINT) or run_dir, REMEDY, "a checkpoint of this model"):
                 trainer.restore(saved)
@@ -113,6 +115,8 @@ def _train(
         how = f"{where['backend']} engine, {cfg.precision}" + (f", pack of {where['pack']}" if "pack" in where else "")
         log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}, {how}")
         log.say(data.description)
+        if saved is not None and order_before != trainer.order:
+            trainer.evaluate_best_again()
         trainer.fit()
         metrics = {} if state.diverged else measure(trainer)
         if "test/bleu4" in metrics:
@@ -216,11 +220,16 @@ def measure(trainer: Trainer) -> dict[str, float]:
     population statistics. The suffixes `_batch_statistics`, `_population_statistics` and `_shared_statistics`
     (population statistics averaged over time) name the other measurements. The suffix `_chosen_by_population` names
     those of the model that validation with population statistics selected; they exist only if the recipe sets
-    `population_every`.
+    `population_every`. The suffix `_last` names those of the model after the last update, with population statistics, if
+    another model was selected.
     """
     model, best, best_population = trainer.model, trainer.state.best, trainer.state.best_population
     assert best is not None
     metrics: dict[str, float] = {}
+    if best["update"] < trainer.state.update:
+        if has_batch_norm(model):
+            trainer.estimate_population_statistics()
+        metrics |= _named(trainer.evaluate("valid") | trainer.evaluate("test"), "last")
     if best_population is not None:
         model.load_state_dict(best_population["model"])
         metrics |= _named(best_population["metrics"] | trainer.evaluate("test"), "chosen_by_population")

@@ -1,6 +1,7 @@
 """The interface between datasets and the training loop, and code that several datasets share."""
 
 import hashlib
+import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from bnrnn.inputs import Batch, References
 
+SHUFFLED, FILE = "shuffled", "file"  # orders of an evaluation (see `evaluation_generator`)
 POOL = 12  # so many batches are sorted by length together, as in rc_data_iter.py of Cooijmans et al. 2016
 
 
@@ -24,6 +26,7 @@ class SequenceData(Protocol):
     t_max: int
     metric: str  # the metric to report: accuracy, error, bpc or ppl
     selects_by: str  # the validation metric that selects the checkpoint: accuracy or loss
+    evaluation_orders: tuple[str, ...]  # SHUFFLED or FILE: orders in which it can be evaluated; the first by default
     description: str  # name and size of the data, for the log
 
     def num_batches(self, split: str, batch_size: int) -> int:
@@ -43,6 +46,20 @@ class SequenceData(Protocol):
     def references(self, split: str) -> References | None:
         """The reference captions of a split, or None if the task generates no captions."""
         ...
+
+
+def evaluation_generator(order: str, split: str, seed: int) -> torch.Generator | None:
+    """What shuffles the batches of an evaluation of a split: the same for every evaluation of a run; None in FILE order.
+
+    The statistics of a batch depend on which sequences are in it, and neighbours in a file are often alike. The authors
+    of Cooijmans et al. 2016 shuffle every split, except for the readers (D7).
+    """
+    if order == FILE:
+        return None
+    # Those of `train` are the passes that estimate population statistics. Their order has not changed since the first
+    # results, which were evaluated in FILE order.
+    own = seed if split == "train" else zlib.crc32(f"{split} {seed}".encode())
+    return torch.Generator().manual_seed(own)
 
 
 def by_length(
@@ -94,8 +111,9 @@ def sha256(content: bytes) -> str:
 
 
 class DataDefaults:
-    """The answers of most datasets: no further tests, no reference captions, and batches of equal lengths."""
+    """The answers of most datasets: no further tests, no reference captions, batches of equal lengths, any order."""
 
+    evaluation_orders: tuple[str, ...] = (SHUFFLED, FILE)
     padded = False  # whether the lengths of the sequences in a batch differ, and with them those of batches
 
     def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:

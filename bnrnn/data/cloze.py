@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bnrnn.data.base import DataDefaults, by_length, count_even
+from bnrnn.data.base import FILE, SHUFFLED, DataDefaults, by_length, count_even
 from bnrnn.data.prepared import list_lengths, list_values
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch, Question
@@ -44,6 +44,7 @@ class Cloze(DataDefaults):
 
     padded = True
     metric = "error"
+    evaluation_orders = (FILE, SHUFFLED)  # the released code of the readers shuffles neither validation nor test (D29)
     selects_by = "accuracy"
 
     def __init__(

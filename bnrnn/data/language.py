@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from bnrnn.data.base import DataDefaults, count_batches, in_batches
+from bnrnn.data.base import FILE, DataDefaults, count_batches, in_batches
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch
 
@@ -122,6 +122,7 @@ class Streams(DataDefaults):
 
     metric = "ppl"
     selects_by = "loss"
+    evaluation_orders = (FILE,)  # the state is carried from window to window
 
     def __init__(
         self,

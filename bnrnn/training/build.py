@@ -61,3 +61,17 @@ def with_lengths(cfg: DictConfig, data: SequenceData) -> DictConfig:
     if cfg.budget.eval_every is None:
         cfg.budget.eval_every = per_epoch
     return cfg
+
+
+def evaluation_order(cfg: DictConfig, data: SequenceData) -> str:
+    """The order of sequences in evaluations: that of the option or, by default, that of the data.
+
+    Raises BnrnnError for an order that the data does not have.
+    """
+    order = cfg.evaluation_order or data.evaluation_orders[0]
+    if order not in data.evaluation_orders:
+        raise BnrnnError(
+            f"evaluation_order={order}: this text is read in its own order, because states are carried from batch to "
+            "batch; leave the option out"
+        )
+    return order

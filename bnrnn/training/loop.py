@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from bnrnn.data.base import SequenceData
+from bnrnn.data.base import SHUFFLED, SequenceData, evaluation_generator
 from bnrnn.inputs import Batch
 from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.layers.population import batch_statistics, collecting_statistics, estimated_together, has_batch_norm
@@ -46,6 +46,7 @@ class Trainer:
     Args:
         cfg: the configuration of the run. The loop reads its top-level options, `optim.lr` and `budget`.
         save: writes a checkpoint with the given content.
+        order: the order of sequences in evaluations, SHUFFLED or FILE (bnrnn.data.base).
     """
 
     cfg: DictConfig
@@ -57,6 +58,7 @@ class Trainer:
     log: RunLog
     stop: Stop
     save: Callable[[dict[str, Any]], None]
+    order: str = SHUFFLED
     recorded_at: float = 0.0  # seconds of the run at the last record
     captions: dict[str, list[str]] = field(default_factory=dict)  # generated for the test images, by kind of search
 
@@ -180,16 +182,31 @@ class Trainer:
             return
         with batch_statistics(self.model):
             metrics = self.evaluate("valid")
+            of_training = self.evaluate("train") if self.cfg.evaluate_train else {}
         state.diverged = not math.isfinite(metrics["valid/loss"])
         is_due = self._population_is_due() and not state.diverged
         population = self._validate_with_population_statistics() if is_due else {}
-        self._record(metrics | {f"{name}_population_statistics": value for name, value in population.items()})
+        shown = {f"{name}_population_statistics": value for name, value in population.items()}
+        shown |= {name.replace("train/", "train_set/"): value for name, value in of_training.items()}
+        self._record(metrics | shown)
         state.evaluated = state.update
         if not state.diverged:
             state.best = self._better_of(state.best, metrics)
         if population:
             state.best_population = self._better_of(state.best_population, population)
         self.log.say(f"update {state.update}: {self._summary()}, now {metrics[f'valid/{self.data.metric}']:.4f}")
+
+    def evaluate_best_again(self) -> None:
+        """Measure the best model so far as it would be measured now, if a run goes on with another order."""
+        best = self.state.best
+        if best is None:
+            return
+        present = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.model.load_state_dict(best["model"])
+        with batch_statistics(self.model):
+            best["metrics"] = self.evaluate("valid")
+        self.model.load_state_dict(present)
+        self.log.say(f"evaluation is now in {self.order} order: {self._summary()}")
 
     def _population_is_due(self) -> bool:
         """Whether this is a `population_every`-th evaluation, or the last, of a model with batch normalization."""
@@ -284,8 +301,8 @@ class Trainer:
                 self.model.train(was_training)
 
     def _pass(self, split: str, batch_size: int) -> tuple[int, Iterator[Batch]]:
-        shuffled = torch.Generator().manual_seed(self.cfg.seed) if split == "train" else None
-        return self.data.num_batches(split, batch_size), self.data.batches(split, batch_size, shuffled)
+        generator = evaluation_generator(SHUFFLED if split == "train" else self.order, split, self.cfg.seed)
+        return self.data.num_batches(split, batch_size), self.data.batches(split, batch_size, generator)
 
     def _limited(self, total: int, batches: Iterator[Batch], most: int | None, what: str) -> Iterator[Batch]:
         """The first `most` batches, moved to the device, with a progress bar. None means all batches."""

@@ -1,11 +1,12 @@
 """The pieces of a run: what trained each part of it. All pieces of a run must agree, or its numbers mean nothing."""
 
 import hashlib
+import math
 from typing import Any
 
 from torch import Tensor
 
-from bnrnn.data.base import SequenceData
+from bnrnn.data.base import FILE, SequenceData
 from bnrnn.errors import BnrnnError
 
 # What all pieces have in common. The number of threads is not, although it changes the rounding of sums: runs move
@@ -54,3 +55,15 @@ def joined(
             "run again, or add resume=changed to accept that its parts differ"
         )
     return pieces if before == {**piece, "update": before.get("update")} else [*pieces, piece]
+
+
+def order_of(pieces: list[dict[str, Any]]) -> str:
+    """The order in which the last of these pieces was evaluated. Before it was recorded, it was that of the file."""
+    return pieces[-1].get("evaluation_order", FILE) if pieces else FILE
+
+
+def file_order_until(pieces: list[dict[str, Any]]) -> float:
+    """The update before which a run was evaluated in FILE order: 0 if it never was, infinity if it still is."""
+    if not pieces:
+        return math.inf
+    return next((piece["update"] for piece in pieces if order_of([piece]) != FILE), math.inf)

@@ -20,12 +20,13 @@ from bnrnn.config import PACKAGE, ROOT, with_present_paths
 from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record, reading, write_record
 from bnrnn.scan import backend
+from bnrnn.training.pieces import order_of
 
 # Options that do not change what is trained: where and how fast a run computes, and what it records. They are not part
 # of a run's identity.
 WHERE = (
-    "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every", "data_dir", "out_dir",
-    "wandb", "resume", "pack",
+    "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every", "evaluate_train",
+    "data_dir", "out_dir", "wandb", "resume", "pack",
 )  # fmt: skip
 FILE = "result.json"
 VERSION = 1  # of the content of result.json; increase it when older code could not read it correctly
@@ -57,6 +58,11 @@ class Result:
     pieces: list[dict[str, Any]] = field(default_factory=list)  # empty for runs before there were pieces
     records_sha256: str | None = None  # of metrics.jsonl
     updates_per_epoch: int | None = None  # None in results from before it was recorded
+
+    @property
+    def evaluation_order(self) -> str:
+        """The order of sequences in evaluations (bnrnn.data.base). Before it was recorded, it was that of the file."""
+        return order_of([self.environment])
 
     @property
     def config_hash(self) -> str:
