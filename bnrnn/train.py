@@ -220,8 +220,8 @@ def measure(trainer: Trainer) -> dict[str, float]:
     population statistics. The suffixes `_batch_statistics`, `_population_statistics` and `_shared_statistics`
     (population statistics averaged over time) name the other measurements. The suffix `_chosen_by_population` names
     those of the model that validation with population statistics selected; they exist only if the recipe sets
-    `population_every`. The suffix `_last` names those of the model after the last update, with population statistics, if
-    another model was selected.
+    `population_every`. The suffix `_last` names those of the model after the last update, with population
+    statistics, if another model was selected.
     """
     model, best, best_population = trainer.model, trainer.state.best, trainer.state.best_population
     assert best is not None

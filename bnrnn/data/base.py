@@ -49,7 +49,7 @@ class SequenceData(Protocol):
 
 
 def evaluation_generator(order: str, split: str, seed: int) -> torch.Generator | None:
-    """What shuffles the batches of an evaluation of a split: the same for every evaluation of a run; None in FILE order.
+    """The generator that shuffles a split, the same for every evaluation of a run; None for FILE order.
 
     The statistics of a batch depend on which sequences are in it, and neighbours in a file are often alike. The authors
     of Cooijmans et al. 2016 shuffle every split, except for the readers (D7).

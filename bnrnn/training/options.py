@@ -45,8 +45,9 @@ RULES: dict[str, Rule] = {
     "seed": _whole(0, 2**42),  # the seed of an epoch is a million times this, which must fit into 64 bits
     "batch_size": SIZE, "population_batch_size": SIZE, "log_every": SIZE, "num_threads": _whole(1, MOST_THREADS),
     "grad_clip": _number(0), "checkpoint_seconds": _number(0), "sum_over_time": _or_null(SWITCH),
-    "population_every": _or_null(SIZE), "evaluate_train": SWITCH, "evaluation_order": _or_null(_one_of("shuffled", "file")),
-    "resume": _one_of("same", "changed"), "pack": _or_null(SIZE),
+    "population_every": _or_null(SIZE), "evaluate_train": SWITCH,
+    "evaluation_order": _or_null(_one_of("shuffled", "file")), "resume": _one_of("same", "changed"),
+    "pack": _or_null(SIZE),
     "wandb.mode": _one_of("offline", "online", "disabled"), "wandb.system": SWITCH,
     "wandb.project": (lambda v: isinstance(v, str) and re.fullmatch(r"[^/\\#?%:]{1,128}", v) is not None,
                       "a name without / \\ # ? % :"),
@@ -76,7 +77,8 @@ LAUNCHER: dict[str, Rule] = {  # the options of conf/hydra/launcher/slurm.yaml t
 NEEDED = (
     "name", "seed", "batch_size", "population_batch_size", "grad_clip", "lr_decay", "sum_over_time", "search",
     "log_every", "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every",
-    "evaluate_train", "evaluation_order", "resume", "pack", "data_dir", "out_dir", "wandb.mode", "wandb.project", "model._target_", "data._target_", "optim._target_",
+    "evaluate_train", "evaluation_order", "resume", "pack", "data_dir", "out_dir", "wandb.mode", "wandb.project",
+    "model._target_", "data._target_", "optim._target_",
     *(f"budget.{name}" for name in ("updates", "eval_every", "eval_batches", "population_batches")),
 )  # fmt: skip
 ALSO = (  # keys that train.yaml lacks, but experiments add
