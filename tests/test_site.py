@@ -110,14 +110,14 @@ def test_claims_are_filtered_by_paper_verdict_scope_and_words(page):
     assert 0 < len(shown(page)) < total
     page.click("#claims-controls button[type=reset]")
     page.wait_for_function(f"document.querySelectorAll('#claims tbody tr:not([hidden])').length === {total}")
-    page.select_option("#claims-controls select[name=verdict]", "holds")
-    verdicts = page.locator("#claims tbody tr:visible .verdict").all_inner_texts()
+    page.select_option("#claims-controls select[name=length]", "holds")
+    verdicts = page.locator("#claims tbody tr:visible .verdict").all_inner_texts()[::2]
     assert verdicts == ["holds"] * len(verdicts)
     assert verdicts
-    page.select_option("#claims-controls select[name=verdict]", "")
-    page.select_option("#claims-controls select[name=scope]", "other data")
+    page.select_option("#claims-controls select[name=length]", "")
+    page.select_option("#claims-controls select[name=early]", "disagrees")
     assert 0 < len(shown(page)) < total
-    page.select_option("#claims-controls select[name=scope]", "")
+    page.select_option("#claims-controls select[name=early]", "")
     page.fill("#claims-controls input[name=words]", "TEXT8 lstm")
     assert [text.split()[0] for text in shown(page)] == ["C13"]
     assert page.locator("#claims-controls output").inner_text() == f"1 of {total}"
@@ -134,20 +134,20 @@ def test_claims_are_sorted_with_the_keyboard(page):
     page.keyboard.press("Enter")
     assert shown(page) == first[::-1]
     assert header.locator("xpath=..").get_attribute("aria-sort") == "descending"
-    page.locator("#claims thead button", has_text="verdict").press("Enter")
-    verdicts = page.locator("#claims tbody .verdict").all_inner_texts()
-    assert verdicts[0] == "holds" and verdicts[-1] == "not run"
-    assert len([verdict for verdict, _ in groupby(verdicts)]) == len(set(verdicts)) > 2
+    page.locator("#claims thead button", has_text="at the paper's length").press("Enter")
+    kinds = page.locator("#claims tbody td:nth-child(2) .verdict").evaluate_all("all => all.map((v) => v.className)")
+    assert kinds[0] == "verdict holds" and kinds[-1] == "verdict not-run"
+    assert len([kind for kind, _ in groupby(kinds)]) == len(set(kinds)) > 2
 
 
-def test_a_claim_links_to_its_section_and_to_its_runs(page):
+def test_a_claim_links_to_its_page_and_to_its_runs(page):
     page.goto(address(CLAIMS))
     page.locator("#claims tbody tr", has_text="C2").first.locator("a", has_text="Table 1").click()
     assert page.url == address(TABLE1)
     page.go_back()
     page.locator("#claims a", has_text="C2").first.click()
-    assert page.url.endswith("results/claims.html#c2")
-    assert page.locator("#c2").count() == 1
+    assert page.url.endswith("results/claims/C2.html")
+    assert page.locator("h1", has_text="C2").count() == 1
 
 
 def traces(page) -> list[dict]:

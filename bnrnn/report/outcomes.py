@@ -1,4 +1,4 @@
-"""Outcomes of tests: the effects of all pairs with their interval and verdict, and the verdict of several tests."""
+"""Outcomes of tests: the effects of all pairs with their interval and verdict."""
 
 import math
 from collections.abc import Sequence
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 LEAST_PAIRS = 3
-HOLDS, IN_PART, NOT_SHOWN = "holds", "holds in part", "not shown"
-CONTRADICTED, CONTRADICTED_IN_PART = "contradicted", "contradicted in part"
+HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
 
 
 @dataclass(frozen=True)
@@ -18,6 +17,7 @@ class Outcome:
     threshold: float = 0.0
     unanimous: bool = False  # whether all pairs must agree; otherwise the interval must lie beyond the threshold
     marks: tuple[str, ...] = ()
+    resolution: tuple[float, float] | None = None  # the effects between which a measured effect may truly lie
 
     @property
     def n(self) -> int:
@@ -42,12 +42,24 @@ class Outcome:
     @property
     def verdict(self) -> str:
         """What the pairs show about the test; `LEAST_PAIRS` are needed to show anything."""
-        if self.n < LEAST_PAIRS:
-            return NOT_SHOWN
+        if not self.is_complete:
+            return UNDECIDED
         low, high = (min(self.effects), max(self.effects)) if self.unanimous else self.interval
         if low > self.threshold:
             return HOLDS
-        return CONTRADICTED if high < self.threshold else NOT_SHOWN
+        return CONTRADICTED if high < self.threshold else UNDECIDED
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there are enough pairs for a verdict."""
+        return self.n >= LEAST_PAIRS
+
+    @property
+    def is_too_wide(self) -> bool:
+        """Whether the interval reaches as far beyond the threshold as the mean lies before it, so that it says nothing
+        about the size of the effect. Never so if the effects are equal."""
+        (low, high), distance = self.interval, abs(self.mean - self.threshold)
+        return low < self.threshold - distance and high > self.threshold + distance
 
     @property
     def tendency(self) -> str:
@@ -70,20 +82,3 @@ def student_interval(values: Sequence[float]) -> tuple[float, float]:
 def within(values: Sequence[float], published: float, tolerance: float) -> Outcome:
     """Each value is within the tolerance of the published one; the effect is the tolerance minus the distance."""
     return Outcome(tuple(tolerance - abs(value - published) for value in values))
-
-
-def combined(outcomes: list[str]) -> str:
-    """The verdict of a claim all of whose tests must hold. Tests that were not run count as not shown."""
-    kinds = set(outcomes)
-    if kinds <= {NOT_SHOWN}:
-        return NOT_SHOWN
-    if kinds == {HOLDS}:
-        return HOLDS
-    if kinds == {CONTRADICTED}:
-        return CONTRADICTED
-    return CONTRADICTED_IN_PART if CONTRADICTED in kinds else IN_PART
-
-
-def in_part(verdict: str) -> str:
-    """The verdict on a claim if the evidence is not on the paper's data and length: at most in part."""
-    return {HOLDS: IN_PART, CONTRADICTED: CONTRADICTED_IN_PART}.get(verdict, verdict)

@@ -10,10 +10,8 @@ from bnrnn.files import read_record
 from bnrnn.report import plots, running_page
 from bnrnn.report.bench_page import render_brief, render_file
 from bnrnn.report.claims import claim_keys, load_analysis, load_claim
-from bnrnn.report.claims_page import render as render_claims
-from bnrnn.report.claims_page import render_short as render_claims_short
+from bnrnn.report.claims_page import claim_pages, render_short
 from bnrnn.report.index import render_index
-from bnrnn.report.progress import missing_cells
 from bnrnn.report.rule_history import has_history
 from bnrnn.report.runs import in_figures, load_runs, run_files
 from bnrnn.report.tables import render, render_summary
@@ -72,8 +70,7 @@ def texts() -> dict[Path, str]:
     measured = measured_keys()
     pages = {RESULTS / f"{key}.md": page(key) for key in measured}
     if has_history():  # without the history it is unknown whether rules were committed before their runs
-        missing = missing_cells(ROOT / "conf" / "campaign.yaml", RESULTS)
-        pages[RESULTS / "claims.md"] = render_claims(claims(), missing, measured)
+        pages |= claim_pages(claims(), RESULTS, measured)
     pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
     with_blocks = (ROOT / "README.md", ROOT / "docs/layer.md")
@@ -91,7 +88,7 @@ def block(key: str) -> str:
     """The content of a block in README.md or docs/layer.md: the claims, running statistics, or a benchmark."""
     if key.startswith("running/"):
         return running_page.render(read_record(running_page.FILE, "make running"), key.partition("/")[2])
-    return render_claims_short(claims()) if key == "claims" else render_file(RESULTS / f"{key}.json", render_brief)
+    return render_short(claims()) if key == "claims" else render_file(RESULTS / f"{key}.json", render_brief)
 
 
 def show(key: str, results_dir: Path) -> None:

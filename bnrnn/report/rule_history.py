@@ -2,31 +2,57 @@
 
 import json
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import yaml
 
 from bnrnn.config import ROOT
+from bnrnn.report.judging import REMARKS, JudgedTest
 from bnrnn.report.markdown import NONE
-from bnrnn.report.verdicts import JudgedTest
+
+BEFORE, PARTLY, AFTER = "before its runs", "partly before", "after its runs"  # when a rule was committed
 
 
 def registered(tested: JudgedTest) -> str:
     """The commit that added the test, the runs started with older commits, and those with this one or a later one."""
     if not tested.commits:
         return NONE
-    rule = rule_commit(tested.paper, tested.claim, _text(tested.test))
+    rule, before, after, unknown = _dated(tested)
     if rule is None:
         return "rule not committed yet"
-    runs = [commit.split("+")[0] for commit in tested.commits]
-    if any(_git("cat-file", "-e", run) is None for run in runs):
-        return f"{rule}, unknown whether before the runs of {_named(runs)}"
-    after = [run for run in runs if _git("merge-base", "--is-ancestor", rule, run) is None]
-    before = [run for run in runs if run not in after]
+    if unknown:
+        return f"{rule}, unknown whether before the runs of {_named(unknown)}"
+    seen = f"; {tested.test['known']}" if "known" in tested.test else ""
     if not after:
-        return f"{rule}, before the runs of {_named(before)}"
-    return f"{rule}, after the runs of {_named(after)}" + (f", before those of {_named(before)}" if before else "")
+        return f"{rule}, before the runs of {_named(before)}{seen}"
+    others = f", before those of {_named(before)}" if before else ""
+    return f"{rule}, after the runs of {_named(after)}{others}{seen}"
+
+
+def age(tests: Iterable[JudgedTest]) -> str:
+    """Whether the rules of a verdict's tests are older than its runs: BEFORE, PARTLY or AFTER; "" without runs.
+
+    A rule whose author had seen runs that are not stored, which the key `known` tells, is at most PARTLY older.
+    """
+    found = set()
+    for tested in tests:
+        rule, before, after, unknown = _dated(tested)
+        is_older = rule is not None and not (after or unknown or "known" in tested.test)
+        found.add(BEFORE if is_older else PARTLY if rule is not None and before else AFTER)
+    return found.pop() if len(found) == 1 else PARTLY if found else ""
+
+
+def _dated(tested: JudgedTest) -> tuple[str | None, list[str], list[str], list[str]]:
+    """The commit that added the test, and the commits of its runs: with or after it, before it, and unknown ones."""
+    rule = rule_commit(tested.paper, tested.claim, _text(tested.test))
+    runs = [commit.split("+")[0] for commit in tested.commits]
+    unknown = [run for run in runs if _git("cat-file", "-e", run) is None]
+    if rule is None or unknown:
+        return rule, [], [], unknown
+    after = [run for run in runs if _git("merge-base", "--is-ancestor", rule, run) is None]
+    return rule, [run for run in runs if run not in after], after, []
 
 
 def _named(commits: list[str]) -> str:
@@ -53,8 +79,8 @@ def _history(paper: str) -> list[tuple[str, set[tuple[str, str]]]]:
 
 
 def _text(test: dict[str, Any]) -> str:
-    """The content of a test as text, without the keys `note` and `replaced`, which do not change its outcome."""
-    return json.dumps({k: v for k, v in test.items() if k not in ("note", "replaced")}, sort_keys=True)
+    """The content of a test as text, without the keys that do not change its outcome."""
+    return json.dumps({k: v for k, v in test.items() if k not in REMARKS}, sort_keys=True)
 
 
 def has_history() -> bool:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
+from statistics import linear_regression
 from typing import Any
 
 from bnrnn.errors import BnrnnError
@@ -21,9 +22,9 @@ NEVER = {  # remarks on runs that never got to a level: those of the first side,
     "than": "a run of the second side never got there and counts with its length: the true ratio is smaller",
 }
 LARGEST = "a side that trains at the largest rate tried might train at larger ones"
-ALIKE = (
-    "all pairs have the same effect, because runs are evaluated, or rates are tried, at few points: smaller "
-    "differences than the distance of these points are not seen, and there is no interval"
+FILE_ORDER = (
+    "validated in the order of the file, which is harder for a model with batch normalization if neighbours in the "
+    "file are alike (D7)"
 )
 DIVERGED = (
     "a pair of which one run diverged counts like the other pair that is farthest from the threshold; if both "
@@ -140,6 +141,17 @@ def alike(pairing: Pairing) -> Outcome:
     return _bounded(ranges, -float(pairing.test["margin"]))
 
 
+def trend(pairing: Pairing) -> Outcome:
+    """The sides end worse the larger their value in `at` is. The effect is the slope of a straight line through the
+    sides: how much worse they end for each 1 that the value grows. A diverged run counts like the worst that did not.
+    """
+    at, effects = [float(x) for x in pairing.test["at"]], []
+    for row in pairing.values():
+        worst = min(value for value in row if math.isfinite(value))
+        effects.append(-linear_regression(at, [max(value, worst) for value in row]).slope)
+    return Outcome(tuple(effects))
+
+
 def reaches_first(pairing: Pairing) -> Outcome:
     """The first side reaches the level in fewer updates; the effect is the logarithm of the ratio of updates."""
     metric, level = pairing.metrics[0][0], pairing.test["level"]
@@ -154,17 +166,23 @@ def settles_first(pairing: Pairing) -> Outcome:
 
 
 def _first(pairing: Pairing, when: Callable[[Run], tuple[float, float] | None]) -> Outcome:
-    limit, effects = pairing.limit or math.inf, []
+    limit, effects, bounds = pairing.limit or math.inf, [], []
     for (of,), (than,) in pairing.by_seed.values():
         length = min(limit, max(of.result.updates, than.result.updates))
-        counts = []
+        counts, befores = [], []
         for side, run in (("of", of), ("than", than)):
             reached = when(run)
             found = reached is not None and reached[0] <= length
             pairing.marks |= set() if found else {NEVER[side]}
             counts.append(reached[0] if reached is not None and found else length)
+            befores.append(max((u for u in run.series(pairing.metrics[0][0]) if u < counts[-1]), default=0))
         effects.append(math.log(counts[1] / counts[0]))
-    return Outcome(tuple(effects))
+        bounds += [_log(befores[1] / counts[0]), -_log(befores[0] / counts[1])]
+    return Outcome(tuple(effects), resolution=(min(bounds), max(bounds)))
+
+
+def _log(ratio: float) -> float:
+    return math.log(ratio) if ratio > 0 else -math.inf
 
 
 def diverges(pairing: Pairing) -> Outcome:
@@ -186,6 +204,21 @@ def less_stable(pairing: Pairing) -> Outcome:
             effects.append((threshold + 1) * (lost[0] - lost[1]))
         else:
             effects.append(math.log(of.peak(norm, limit) / than.peak(norm, limit)))
+    return Outcome(tuple(effects), threshold)
+
+
+def less_steady(pairing: Pairing) -> Outcome:
+    """Training of the first side is more than `factor` times as unsteady as that of the second, or only the first side
+    diverges. Unsteady is by how much the training loss lies above its lowest value so far, as the mean logarithm of
+    their ratio over all records. The effect is the logarithm of the sides' ratio."""
+    threshold, effects = math.log(pairing.test["factor"]), []
+    for (of,), (than,) in pairing.by_seed.values():
+        lost = [pairing.lost(run) for run in (of, than)]
+        if any(lost):
+            pairing.marks.add("a run that alone diverged counts as e times the factor")
+            effects.append((threshold + 1) * (lost[0] - lost[1]))
+        else:
+            effects.append(math.log(of.unsteadiness(pairing.limit) / than.unsteadiness(pairing.limit)))
     return Outcome(tuple(effects), threshold)
 
 
@@ -216,25 +249,26 @@ def learns_at_larger_rate(pairing: Pairing) -> Outcome:
 
 def _largest(pairing: Pairing, good: Callable[[list[Run]], list[float]]) -> Outcome:
     """For each seed, the logarithm of the ratio of the sides' largest good rates."""
-    effects = []
+    effects, bounds = [], []
     for sides in pairing.by_seed.values():
-        largest = []
+        largest, nexts = [], []
         for runs in sides:
             rates = [float(run.overrides[pairing.test["key"]]) for run in runs]
             largest.append(max(good(runs), default=min(rates) / 2))
+            nexts.append(min((rate for rate in rates if rate > largest[-1]), default=math.inf))
             pairing.marks |= {LARGEST} if largest[-1] == max(rates) else set()
         effects.append(math.log(largest[0] / largest[1]))
-    return Outcome(tuple(effects))
+        bounds += [_log(largest[0] / nexts[1]), -_log(largest[1] / nexts[0])]
+    return Outcome(tuple(effects), resolution=(min(bounds), max(bounds)))
 
 
 RULES: dict[str, Callable[[Pairing], Outcome]] = {
     rule.__name__: rule
     for rule in (
-        ends_better, ends_better_in_all, no_worse, ranking, alike, reaches_first, settles_first, diverges, less_stable,
-        larger_rate, learns_at_larger_rate,
+        ends_better, ends_better_in_all, no_worse, ranking, trend, alike, reaches_first, settles_first, diverges,
+        less_stable, less_steady, larger_rate, learns_at_larger_rate,
     )
 }  # fmt: skip
-COARSE = (reaches_first, settles_first, larger_rate, learns_at_larger_rate)  # their effects have few possible values
 PROPERTY = "property"  # the rule for analyses: it must hold for all of their draws or models, which are not paired
 
 

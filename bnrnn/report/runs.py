@@ -8,19 +8,24 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from hydra.errors import HydraException
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn.config import check_files, compose_config, sweep
+from bnrnn.data.base import FILE as FILE_ORDER
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import READ, from_loss, sign
 from bnrnn.training.log import METRICS, REMEDY, record_lines
-from bnrnn.training.results import FILE, Result, config_hash, config_record
+from bnrnn.training.pieces import file_order_until
+from bnrnn.training.results import FILE, Result, config_hash, config_record, flat
 from bnrnn.training.search import apply_trial
 
 
@@ -77,6 +82,26 @@ class Run:
     def full_length(self) -> bool:
         """Whether the run has the paper's length."""
         return self.budget == "paper" and not any(k.startswith("budget.") for k in self.overrides)
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the model has batch normalization: only then does an evaluation depend on the order of sequences."""
+        model = flat(self.result.config.get("model", {}))
+        return any(key.rpartition(".")[2] == "gamma_init" and value is not None for key, value in model.items())
+
+    @property
+    def file_order_until(self) -> float:
+        """The update before which the batch statistics of evaluations are of batches in the order of the file, although
+        the data is shuffled now (D7): 0 if none are, infinity if all are."""
+        data = self.result.config.get("data", {}).get("_target_")
+        if data is None or not self.has_batch_norm or get_class(data).evaluation_orders[0] == FILE_ORDER:
+            return 0.0
+        return file_order_until(self.result.pieces)
+
+    @property
+    def in_file_order(self) -> bool:
+        """Whether a part of the run was evaluated in the order of the file, although the data is shuffled now."""
+        return self.file_order_until > 0
 
     def diverged(self, updates: int | None = None) -> bool:
         """Whether the run diverged, or if `updates` are given, whether it did so within these."""
@@ -138,6 +163,12 @@ class Run:
         return max(
             r[metric] for r in self.records if r.get(metric) is not None and r["update"] <= (updates or math.inf)
         )
+
+    def unsteadiness(self, updates: int | None = None) -> float:
+        """By how much the recorded training loss lies above its lowest value so far: the mean logarithm of their ratio
+        over all records up to this update. A loss that only falls has 0."""
+        losses = [r["train/loss"] for r in self.records if r.get("train/loss") and r["update"] <= (updates or math.inf)]
+        return mean(math.log(loss / least) for loss, least in zip(losses, accumulate(losses, min), strict=True))
 
     def always_finite(self, metric: str, updates: int | None = None) -> bool:
         """Whether all values up to this update were finite; null stands for one that was not."""

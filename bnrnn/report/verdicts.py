@@ -1,93 +1,141 @@
-"""Judges the claims in `experiments/<paper>/claims.yaml`: runs their tests and combines these into verdicts."""
+"""The two verdicts on a claim: at the paper's length, and from early runs or other data."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from bnrnn.config import ROOT, sweep
-from bnrnn.errors import BnrnnError
-from bnrnn.files import read_record
-from bnrnn.report import rules
-from bnrnn.report.analyses import commits_of, results_of
-from bnrnn.report.claims import load_analysis, load_claim, read_claims
-from bnrnn.report.outcomes import NOT_SHOWN, Outcome, combined, in_part
-from bnrnn.report.rules import PROPERTY, Pairing
-from bnrnn.report.runs import Run, load_runs
-from bnrnn.training.cells import Cell
+from bnrnn.config import ROOT
+from bnrnn.report.claims import load_claim, read_claims
+from bnrnn.report.effects import effect_in_words
+from bnrnn.report.judging import SCOPES, JudgedTest, judge
+from bnrnn.report.markdown import NONE
+from bnrnn.report.outcomes import CONTRADICTED, HOLDS, LEAST_PAIRS, UNDECIDED
+from bnrnn.report.runs import load_runs
 
-Load = Callable[[str], list[Run]]  # the finished runs of an experiment
-
-SCOPES = ("paper", "shorter", "other data")  # kinds of evidence, the strongest first
-OWN = ("metric", "experiment")  # keys of a side that are not overrides
+NOT_RUN, TOO_FEW, BY_PART = "not run", "too few seeds", "differs by part"
+AGREES, DISAGREES = "agrees", "disagrees"
+EARLY = {HOLDS: AGREES, CONTRADICTED: DISAGREES, UNDECIDED: UNDECIDED}
+WORDS = (HOLDS, AGREES, BY_PART, CONTRADICTED, DISAGREES, UNDECIDED, TOO_FEW, NOT_RUN, NONE)  # in the order of sorting
+FINAL = "quality"  # a claim `about` quality: how well trained models end, of which early runs show nothing
 
 
 @dataclass(frozen=True)
-class JudgedTest:
-    """A test of a claim with its outcome, which is None if the test has not been run."""
+class Verdict:
+    """A verdict in one word, in full, and the tests on which it rests."""
 
-    claim: str
-    paper: str
-    test: dict[str, Any]
-    outcome: Outcome | None
-    commits: tuple[str, ...] = ()  # the commits with which the runs were started
-    seeds: tuple[frozenset[str], ...] = ()  # for each side, the seeds of which it has a run
-    updates: int | None = None  # the length up to which the runs are compared; None if the test has not been run
-
-    @property
-    def key(self) -> str:
-        """`<paper>/<table>` of the page with its runs or its analysis."""
-        return f"{self.paper}/{self.test.get('experiment') or self.test['analysis']}"
-
-    @property
-    def verdict(self) -> str:
-        return self.outcome.verdict if self.outcome else NOT_SHOWN
+    word: str  # one of WORDS
+    text: str
+    tests: tuple[JudgedTest, ...] = ()
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim with all its tests."""
+    """A claim with all its tests.
+
+    Args:
+        about: FINAL, or "" for claims that early runs can bear.
+        is_main: whether README shows it.
+    """
 
     name: str
     paper: str
     says: str
     where: str
     tested: list[JudgedTest]
+    about: str = ""
+    is_main: bool = False
 
     @property
-    def counted(self) -> list[JudgedTest]:
-        """The tests that decide the verdict: those with the strongest evidence that shows something.
-
-        If no test shows anything, these are the tests with the strongest evidence that were run. The strongest evidence
-        is on the paper's data and length, then come shorter runs on its data, the longest first, then other data. A
-        test that was replaced by one with a better rule does not count.
-        """
-        groups: dict[tuple[int, int], list[JudgedTest]] = {}
-        for tested in self.tested:
-            if "replaced" not in tested.test:
-                scope = tested.test["scope"]
-                length = tested.test.get("updates", 0) if scope == "shorter" else 0
-                groups.setdefault((SCOPES.index(scope), -length), []).append(tested)
-        run = [tests for _, tests in sorted(groups.items()) if any(t.outcome for t in tests)]
-        shown = [tests for tests in run if _together(tests) != NOT_SHOWN]
-        return next(iter(shown or run), [])
+    def at_length(self) -> Verdict:
+        """The verdict of runs on the paper's data, of its length: holds, contradicted, undecided, or how many of the
+        needed seeds there are. If the tests differ, the text says which part does what."""
+        tests = self._counted("paper")
+        if not any(tested.outcome for tested in tests):
+            return Verdict(NOT_RUN, NOT_RUN)
+        return _together(tests, _at_length)
 
     @property
-    def scope(self) -> str | None:
-        """The scope of the evidence; None if no test has been run."""
-        return self.counted[0].test["scope"] if self.counted else None
+    def early(self) -> Verdict:
+        """The verdict of shorter runs and of other data. The strongest evidence with enough pairs decides, whatever
+        weaker evidence shows; stronger evidence with too few pairs is mentioned."""
+        groups = [list(group) for _, group in groupby(sorted(self._counted(*SCOPES[1:]), key=_strength), key=_strength)]
+        run = [tests for tests in groups if any(tested.outcome for tested in tests)]
+        if self.about == FINAL:
+            return Verdict(NONE, "no verdict: early runs do not show final quality" if run else NONE)
+        decided = next((tests for tests in run if any(t.n >= LEAST_PAIRS for t in tests)), None)
+        stronger = run[: run.index(decided)] if decided else run
+        so_far = "; ".join(f"{_so_far(tests)} ({in_words(tests)})" for tests in stronger)
+        if decided is None:
+            word = NOT_RUN if groups else NONE
+            return Verdict(TOO_FEW, so_far) if run else Verdict(word, word)
+        verdict = _together(decided, _early)
+        text = f"{verdict.text} ({in_words(decided)})" + (f"; {so_far}" if so_far else "")
+        return Verdict(verdict.word, text, verdict.tests)
 
-    @property
-    def verdict(self) -> str:
-        """The verdict of the tests that count; at most in part if they are not on the paper's data and length."""
-        verdict = _together(self.counted)
-        return verdict if self.scope == "paper" else in_part(verdict)
+    def _counted(self, *scopes: str) -> list[JudgedTest]:
+        """The tests of these scopes. A test that was replaced by one with a better rule does not count."""
+        return [t for t in self.tested if t.test["scope"] in scopes and "replaced" not in t.test]
 
 
-def _together(tests: list[JudgedTest]) -> str:
-    return combined([t.verdict for t in tests])
+def _strength(tested: JudgedTest) -> tuple[int, int]:
+    """Sorts tests: runs on the paper's data before other data, and longer runs before shorter ones."""
+    scope = tested.test["scope"]
+    return SCOPES.index(scope), -tested.test.get("updates", 0) if scope == "shorter" else 0
+
+
+def _at_length(tested: JudgedTest) -> str:
+    if tested.outcome is None:
+        return NOT_RUN
+    return tested.outcome.verdict if tested.outcome.is_complete else _so_far([tested])
+
+
+def _early(tested: JudgedTest) -> str:
+    verdict = _at_length(tested)
+    return EARLY.get(verdict, verdict)
+
+
+def _so_far(tests: list[JudgedTest]) -> str:
+    """How many of the needed seeds there are, and the effects so far."""
+    run = [t for t in tests if t.outcome]
+    effects = ", ".join(effect_in_words(t) for t in run)
+    return f"{min(t.n for t in run)} of {LEAST_PAIRS} seeds, so far {effects}"
+
+
+def _together(tests: list[JudgedTest], status: Callable[[JudgedTest], str]) -> Verdict:
+    """The verdict of tests that are parts of one claim: their common one, or which part does what."""
+    run = tuple(tested for tested in tests if tested.outcome)
+    by_status: dict[str, list[str]] = {}
+    for k, tested in enumerate(tests, 1):
+        by_status.setdefault(status(tested), []).append(tested.test.get("part", f"part {k}"))
+    if len(by_status) == 1:
+        (text,) = by_status
+        return Verdict(text if text in WORDS else TOO_FEW, text, run)
+    text = "; ".join(f"{found}: {', '.join(parts)}" for found, parts in sorted(by_status.items(), key=_place))
+    return Verdict(BY_PART, text, run)
+
+
+def _place(item: tuple[str, list[str]]) -> int:
+    return WORDS.index(item[0]) if item[0] in WORDS else WORDS.index(TOO_FEW)
+
+
+def in_words(tests: list[JudgedTest]) -> str:
+    """The evidence of tests of equal strength: which data, how many of how many updates, how many seeds."""
+    run = [tested for tested in tests if tested.outcome]
+    n = f"n={min(tested.n for tested in run)}"
+    return ", ".join([*dict.fromkeys(scope_in_words(tested) for tested in run), n])
+
+
+def scope_in_words(tested: JudgedTest) -> str:
+    """The evidence of a test, such as "first 2,500 of 100,000 updates" or "bAbI 1 in place of CNN, 3,000 updates"."""
+    if tested.test["scope"] == "paper":
+        return "paper's data and length"
+    entry, updates = load_claim(tested.key), tested.updates or tested.test.get("updates")
+    length = f"{updates:,}" if updates else "all"
+    if tested.test["scope"] == "shorter":
+        return f"first {length} of {entry['paper_updates']:,} updates"
+    return f"{entry['in_place_of']}, {length} updates"
 
 
 def load_claims(results_dir: Path, root: Path = ROOT) -> list[Claim]:
@@ -98,172 +146,6 @@ def load_claims(results_dir: Path, root: Path = ROOT) -> list[Claim]:
         paper = path.parent.name
         for name, entry in (read_claims(path).get("claims") or {}).items():
             tested = [judge(name, paper, test, results_dir, load, f"{path}: claim {name}") for test in entry["tests"]]
-            claims.append(Claim(name, paper, entry["says"], entry["where"], tested))
+            about, is_main = entry.get("about", ""), entry.get("main", False)
+            claims.append(Claim(name, paper, entry["says"], entry["where"], tested, about, is_main))
     return claims
-
-
-def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: Load, where: str) -> JudgedTest:
-    """Run one test. Raises BnrnnError, with the name of the claim, for an unknown scope or rule."""
-    if test.get("scope") not in SCOPES:
-        raise BnrnnError(f"{where}: scope is {test.get('scope')!r}: use {', '.join(SCOPES)}")
-    if test["rule"] == PROPERTY:
-        return _judge_property(name, paper, test, results_dir)
-    rule = rules.rule_of(test, where)
-    sides = sides_of(test)
-    choices = [_choose(paper, test, side, load, where) for side in sides]
-    seen = tuple(frozenset(chosen) for chosen in choices)
-    seeds = sorted(frozenset.intersection(*seen))
-    if not seeds:
-        return JudgedTest(name, paper, test, None, seeds=seen)
-    pairing = Pairing(test, {s: [chosen[s] for chosen in choices] for s in seeds}, [metrics_of(test, s) for s in sides])
-    outcome = rule(pairing)
-    if not outcome.effects:  # all runs diverged, so there is nothing to compare
-        return JudgedTest(name, paper, test, None, seeds=seen)
-    if rule in rules.COARSE and len(set(outcome.effects)) == 1 < outcome.n:
-        pairing.marks.add(rules.ALIKE)
-    outcome = Outcome(outcome.effects, outcome.threshold, outcome.unanimous, tuple(sorted(pairing.marks)))
-    runs = [run for chosen in choices for s in seeds for run in chosen[s]]
-    updates = test.get("updates", max(run.result.updates for run in runs))
-    return JudgedTest(name, paper, test, outcome, tuple(sorted({run.result.commits[0] for run in runs})), seen, updates)
-
-
-def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Path) -> JudgedTest:
-    """Run a test of an analysis. The property is a function of its module that decides for every draw if it holds."""
-    key = f"{paper}/{test['analysis']}"
-    path, module = results_dir / f"{key}.json", load_analysis(key)
-    if module is None or not path.exists():
-        return JudgedTest(name, paper, test, None)
-    stored = results_of(read_record(path, f"run {module.__name__}.py again"))
-    wanted = test.get("updates", stored[0].get("updates"))
-    result = next((result for result in stored if result.get("updates") == wanted), None)
-    if result is None:
-        return JudgedTest(name, paper, test, None)
-    known = ("scope", "rule", "analysis", "property", "updates", "note", "replaced")
-    has = getattr(module, test["property"])(result, **{k: v for k, v in test.items() if k not in known})
-    outcome = Outcome(tuple(1.0 if held else -1.0 for held in has), unanimous=True)
-    return JudgedTest(name, paper, test, outcome, tuple(commits_of(result)), updates=result.get("updates"))
-
-
-def sides_of(test: dict[str, Any]) -> list[dict[str, Any]]:
-    """The sides that a test compares: an order, several sides, or one side with another."""
-    return test.get("order") or test.get("sides") or [test["of"], test["than"]]
-
-
-def metrics_of(test: dict[str, Any], side: dict[str, Any]) -> list[str]:
-    """The metrics of a side: its own, or the test's."""
-    names = side.get("metric", test.get("metric", []))
-    return [names] if isinstance(names, str) else names
-
-
-def hours_of(tested: JudgedTest, planned: list[tuple[Cell, float]]) -> float:
-    """The core hours of the planned cells that a test needs. Of cells that differ only in their number of updates, the
-    cheapest counts."""
-    costs: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-    for cell, cost in planned:
-        if serves(cell, tested):
-            run = cell.experiment, frozenset((k, v) for k, v in cell.overrides.items() if k != "budget.updates")
-            costs[run] = min(cost, costs.get(run, math.inf))
-    return sum(costs.values(), 0.0)
-
-
-def serves(cell: Cell, tested: JudgedTest) -> bool:
-    """Whether a side of a test that has no run of this cell's seed would use the cell. Its length is compared only if
-    it is given in updates."""
-    test, updates = tested.test, cell.overrides.get("budget.updates")
-    if test["scope"] == "paper" and any(name.startswith("budget.") for name in cell.overrides):
-        return False
-    if updates is not None and int(updates) < test.get("updates", math.inf):
-        return False
-    if test["rule"] == PROPERTY:
-        return cell.experiment == load_claim(tested.key).get("models")
-    free, sides = test.get("best_of") or test.get("key"), sides_of(test)
-    return any(
-        cell.experiment == f"{tested.paper}/{side.get('experiment', test['experiment'])}"
-        and _is_chosen(cell.overrides, cell.experiment, _wanted(test, side), free)
-        for side, seeds in zip(sides, tested.seeds or [frozenset()] * len(sides), strict=True)
-        if cell.overrides.get("seed") not in seeds
-    )
-
-
-def _wanted(test: dict[str, Any], side: dict[str, Any]) -> dict[str, Any]:
-    """The overrides that the runs of a side must have."""
-    return {**test.get("where", {}), **{k: v for k, v in side.items() if k not in OWN}}
-
-
-def _choose(paper: str, test: dict[str, Any], side: dict[str, Any], load: Load, where: str) -> dict[str, list[Run]]:
-    """The runs of a side, by seed: one run, or one for every value of the key that the rule compares."""
-    key = f"{paper}/{side.get('experiment', test['experiment'])}"
-    wanted = _wanted(test, side)
-    free, metrics = test.get("best_of") or test.get("key"), metrics_of(test, side)
-    values = _swept(free, key, where) if free else set()
-    found: dict[str, dict[str, Run]] = {}
-    for run in load(key):
-        if not run.stale and _is_chosen(run.overrides, key, wanted, free) and _is_long_enough(run, test, metrics):
-            value = run.overrides.get(free, "") if free else ""
-            at = found.setdefault(run.seed, {})
-            if value not in at or run.result.updates > at[value].result.updates:
-                at[value] = run
-    if not free:
-        return {seed: list(at.values()) for seed, at in found.items()}
-    complete = {seed: list(at.values()) for seed, at in found.items() if set(at) == values}
-    if "best_of" in test:
-        best = partial(_validation_loss, updates=test.get("updates"))
-        return {seed: [min(runs, key=best)] for seed, runs in complete.items()}
-    return complete
-
-
-def _swept(free: str, key: str, where: str) -> set[str]:
-    """The values of a key in an experiment's sweep. Raises BnrnnError unless they are positive numbers."""
-    values = set(sweep(key).get(free, []))
-    if not values or not all(_is_positive(value) for value in values):
-        raise BnrnnError(f"{where}: expected a key for which {key} sweeps over positive numbers, found {free}")
-    return values
-
-
-def _is_positive(value: str) -> bool:
-    try:
-        return 0 < float(value) < math.inf
-    except ValueError:
-        return False
-
-
-def _validation_loss(run: Run, updates: int | None) -> float:
-    if run.diverged(updates):
-        return math.inf
-    return min(v for u, v in run.series("valid/loss").items() if updates is None or u <= updates)
-
-
-def _is_chosen(overrides: dict[str, str], key: str, wanted: dict[str, Any], free: str | None) -> bool:
-    """Whether a run with these overrides has the wanted ones, and its others are the only values in the grid."""
-    own = {k: v for k, v in overrides.items() if k != "seed" and not k.startswith("budget.")}
-    if any(name not in own or not _same(own[name], value) for name, value in wanted.items()):
-        return False
-    rest = {k: v for k, v in own.items() if k not in wanted and k != free}
-    return all(sweep(key).get(k) == [v] for k, v in rest.items()) and (free is None or free in own)
-
-
-def _same(text: str, value: Any) -> bool:
-    try:
-        return float(text) == float(value)
-    except ValueError:
-        return text == str(value)
-
-
-def _is_long_enough(run: Run, test: dict[str, Any], metrics: list[str]) -> bool:
-    """Whether a run has the length that the test needs. Curves of longer runs can be cut; their test results cannot."""
-    updates = test.get("updates")
-    if run.diverged(updates):
-        return True
-    if updates is None:
-        return run.full_length and all(_has(run, metric, None) for metric in metrics)
-    if run.result.updates != updates and any(metric.startswith("test/") for metric in metrics):
-        return False
-    return run.result.updates >= updates and all(_has(run, metric, updates) for metric in metrics)
-
-
-def _has(run: Run, metric: str, updates: int | None) -> bool:
-    try:
-        run.best_until(metric, updates)
-    except BnrnnError:
-        return False
-    return True

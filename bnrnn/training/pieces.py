@@ -66,4 +66,4 @@ def file_order_until(pieces: list[dict[str, Any]]) -> float:
     """The update before which a run was evaluated in FILE order: 0 if it never was, infinity if it still is."""
     if not pieces:
         return math.inf
-    return next((piece["update"] for piece in pieces if order_of([piece]) != FILE), math.inf)
+    return next((float(piece["update"]) for piece in pieces if order_of([piece]) != FILE), math.inf)

@@ -20,7 +20,7 @@ from bnrnn.files import write_record
 from bnrnn.inputs import IGNORE, Batch
 from bnrnn.report import analyses
 from bnrnn.report.claims import load_analysis, needed
-from bnrnn.report.verdicts import judge
+from bnrnn.report.judging import judge
 
 fig1a = load_analysis("cooijmans2016/fig1a")
 fig1b = load_analysis("cooijmans2016/fig1b")

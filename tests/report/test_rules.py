@@ -7,7 +7,7 @@ import pytest
 
 from bnrnn.errors import BnrnnError
 from bnrnn.report import outcomes, rules
-from bnrnn.report.outcomes import CONTRADICTED, CONTRADICTED_IN_PART, HOLDS, IN_PART, NOT_SHOWN, Outcome
+from bnrnn.report.outcomes import CONTRADICTED, HOLDS, UNDECIDED, Outcome
 from bnrnn.report.rules import Pairing
 from bnrnn.report.runs import Run
 from bnrnn.training.results import Result
@@ -46,9 +46,9 @@ def test_the_interval_is_students():
     [
         ((5.0, 5.1, 4.9), 0.0, HOLDS),
         ((5.0, 5.1, 4.9), 5.5, CONTRADICTED),
-        ((5.0, 5.1, 4.9), 4.9, NOT_SHOWN),  # the interval is on both sides
-        ((5.0, 5.1), 0.0, NOT_SHOWN),  # two pairs show nothing
-        ((9.0, 1.0, 5.0), 0.0, NOT_SHOWN),
+        ((5.0, 5.1, 4.9), 4.9, UNDECIDED),  # the interval is on both sides
+        ((5.0, 5.1), 0.0, UNDECIDED),  # two pairs show nothing
+        ((9.0, 1.0, 5.0), 0.0, UNDECIDED),
     ],
 )
 def test_a_verdict_needs_three_pairs_and_an_interval_beyond_the_threshold(effects, threshold, verdict):
@@ -59,10 +59,10 @@ def test_a_verdict_needs_three_pairs_and_an_interval_beyond_the_threshold(effect
 
 def test_where_all_have_to_agree_one_that_does_not_is_enough():
     assert Outcome((1.0,) * 9, unanimous=True).verdict == HOLDS
-    assert Outcome((1.0,) * 9 + (-1.0,), unanimous=True).verdict == NOT_SHOWN
+    assert Outcome((1.0,) * 9 + (-1.0,), unanimous=True).verdict == UNDECIDED
     assert Outcome((-1.0,) * 3, unanimous=True).verdict == CONTRADICTED
     tie = Outcome((0.0,) * 3, unanimous=True)
-    assert (tie.verdict, tie.tendency) == (NOT_SHOWN, "undecided")
+    assert (tie.verdict, tie.tendency) == (UNDECIDED, "undecided")
 
 
 def test_ends_better_knows_which_way_is_better():
@@ -76,7 +76,7 @@ def test_ends_better_knows_which_way_is_better():
 def test_a_tie_is_enough_to_be_no_worse_and_not_to_be_better():
     sides = final(0.990, 0.991, 0.989), final(0.990, 0.990, 0.990)
     assert rules.no_worse(pairing({"margin": 0.005}, *sides)).verdict == HOLDS
-    assert rules.ends_better(pairing({"margin": 0.0}, *sides)).verdict == NOT_SHOWN
+    assert rules.ends_better(pairing({"margin": 0.0}, *sides)).verdict == UNDECIDED
     worse = final(0.95, 0.951, 0.949), final(0.990, 0.990, 0.990)
     assert rules.no_worse(pairing({"margin": 0.005}, *worse)).verdict == CONTRADICTED
 
@@ -159,7 +159,7 @@ def test_each_score_has_an_interval_of_its_own():
 
     # Neither score differs for sure, but the smaller of the two differences is below zero for every seed.
     mixed = sides((0.7, 1.2), (1.2, 0.8), (0.9, 1.1))
-    assert outcome(mixed)[0].verdict == NOT_SHOWN and outcome(mixed)[1] == {"the effect is that of test/bleu1"}
+    assert outcome(mixed)[0].verdict == UNDECIDED and outcome(mixed)[1] == {"the effect is that of test/bleu1"}
     assert outcome(sides((1.2, 1.3), (1.3, 1.2), (1.25, 1.25)))[0].verdict == HOLDS
     found, marks = outcome(sides((0.8, 3.0), (0.81, 0.1), (0.82, 2.0)))  # test/cider has the lower interval
     assert found.verdict == CONTRADICTED and marks == {"the effect is that of test/bleu1"}
@@ -218,8 +218,8 @@ def test_divergence_counts_where_the_other_trains():
     lost, trained = [run(status="diverged")] * 3, final(0.1, 0.2, 0.3)
     assert rules.diverges(pairing({}, lost, trained)).verdict == HOLDS
     assert rules.diverges(pairing({}, trained, lost)).verdict == CONTRADICTED
-    assert rules.diverges(pairing({}, trained, trained)).verdict == NOT_SHOWN
-    assert rules.diverges(pairing({}, [*lost[:2], trained[2]], trained)).verdict == NOT_SHOWN
+    assert rules.diverges(pairing({}, trained, trained)).verdict == UNDECIDED
+    assert rules.diverges(pairing({}, [*lost[:2], trained[2]], trained)).verdict == UNDECIDED
 
 
 def test_stability_compares_the_largest_gradients():
@@ -274,18 +274,70 @@ def test_the_largest_learning_rate_at_which_a_level_is_reached():
 def test_reproduced_is_within_the_tolerance_for_sure():
     assert outcomes.within([95.3, 95.5, 95.4], 95.4, 0.5).verdict == HOLDS
     assert outcomes.within([94.0, 94.1, 94.05], 95.4, 0.5).verdict == CONTRADICTED
-    assert outcomes.within([95.0, 95.9, 94.6], 95.4, 0.5).verdict == NOT_SHOWN
-    assert outcomes.within([95.4], 95.4, 0.5).verdict == NOT_SHOWN
+    assert outcomes.within([95.0, 95.9, 94.6], 95.4, 0.5).verdict == UNDECIDED
+    assert outcomes.within([95.4], 95.4, 0.5).verdict == UNDECIDED
 
 
-def test_tests_that_all_have_to_hold():
-    assert outcomes.combined([HOLDS, HOLDS]) == HOLDS
-    assert outcomes.combined([HOLDS, NOT_SHOWN]) == IN_PART
-    assert outcomes.combined([HOLDS, CONTRADICTED, NOT_SHOWN]) == CONTRADICTED_IN_PART
-    assert outcomes.combined([NOT_SHOWN, CONTRADICTED]) == CONTRADICTED_IN_PART
-    assert outcomes.combined([CONTRADICTED]) == CONTRADICTED
-    assert outcomes.combined([NOT_SHOWN]) == outcomes.combined([]) == NOT_SHOWN
-    assert [outcomes.in_part(v) for v in (HOLDS, CONTRADICTED, NOT_SHOWN)] == [IN_PART, CONTRADICTED_IN_PART, NOT_SHOWN]
+def test_a_trend_is_the_slope_of_a_line_through_the_sides_and_larger_values_end_worse():
+    # Losses 1 + 2 gamma, with a deviation that does not change the slope of the least-squares line.
+    at = [0.0, 1.0, 2.0]
+    losses = [[1.1, 2.8, 5.1], [1.0, 3.0, 5.0], [1.2, 2.6, 5.2]]
+    sides = [final(*column, metric="valid/loss") for column in zip(*losses, strict=True)]
+    outcome = rules.trend(pairing({"at": at}, *sides, metric="valid/loss"))
+    assert outcome.effects == pytest.approx((2.0, 2.0, 2.0)) and outcome.verdict == HOLDS
+    falling = rules.trend(pairing({"at": at}, *reversed(sides), metric="valid/loss"))
+    assert falling.effects == pytest.approx((-2.0, -2.0, -2.0)) and falling.verdict == CONTRADICTED
+    accuracies = [final(value, metric="valid/accuracy") for value in (0.9, 0.8, 0.7)]
+    assert rules.trend(pairing({"at": at}, *accuracies, metric="valid/accuracy")).effects == pytest.approx((0.1,))
+    lost = [*sides[:2], [run(k, status="diverged") for k in range(3)]]
+    given = pairing({"at": at}, *lost, metric="valid/loss")
+    assert rules.trend(given).effects[1] == pytest.approx(1.0), "the diverged run counts like the worst, 1, 3 and 3"
+    assert rules.DIVERGED in given.marks
+
+
+def test_training_is_unsteady_by_how_much_its_loss_lies_above_its_lowest_so_far():
+    def trained(*losses, status="finished"):
+        return run(curve=dict(enumerate(losses, 1)), metric="train/loss", status=status)
+
+    steady, unsteady = trained(8.0, 4.0, 4.4, 2.0), trained(8.0, 4.0, 8.0, 2.0, 8.0)
+    assert trained(3.0, 2.0, 1.0).unsteadiness() == 0.0
+    assert steady.unsteadiness() == pytest.approx(math.log(1.1) / 4)
+    assert unsteady.unsteadiness() == pytest.approx((math.log(2) + math.log(4)) / 5)
+    assert unsteady.unsteadiness(updates=3) == pytest.approx(math.log(2) / 3)
+    outcome = rules.less_steady(pairing({"factor": 2}, [unsteady], [steady], metric=[]))
+    assert outcome.effects == pytest.approx((math.log(unsteady.unsteadiness() / steady.unsteadiness()),))
+    assert outcome.agree == 1 and rules.less_steady(pairing({"factor": 50}, [unsteady], [steady], metric=[])).agree == 0
+    lost = trained(8.0, status="diverged")
+    assert rules.less_steady(pairing({"factor": 2}, [lost], [steady], metric=[])).agree == 1
+    assert rules.less_steady(pairing({"factor": 2}, [steady], [lost], metric=[])).effects[0] < 0
+
+
+def test_the_resolution_of_a_ratio_follows_from_the_distance_of_evaluations():
+    of, than = run(curve={500: 0.1, 1000: 0.9}), run(curve={500: 0.1, 1000: 0.2, 1500: 0.3, 2000: 0.9}, updates=2000)
+    outcome = rules.reaches_first(pairing({"level": 0.8}, [of], [than], metric="valid/accuracy"))
+    assert [math.exp(-x) for x in outcome.resolution] == pytest.approx([1000 / 1500, 500 / 2000])
+    at_once = rules.reaches_first(pairing({"level": 0.1}, [of], [than], metric="valid/accuracy"))
+    assert at_once.resolution == (-math.inf, math.inf), "both got there before their first evaluation"
+
+
+def test_the_resolution_of_a_rate_follows_from_the_rates_that_were_tried():
+    def swept(*lost):
+        return [run(status="diverged" if rate in lost else "finished", **{"optim.lr": rate}) for rate in (1, 2, 4)]
+
+    outcome = rules.larger_rate(pairing({"key": "optim.lr"}, [swept(4)], [swept(2, 4)]))
+    assert [math.exp(x) for x in outcome.resolution] == pytest.approx([2 / 2, 4 / 1])
+    top = rules.larger_rate(pairing({"key": "optim.lr"}, [swept()], [swept(2, 4)]))
+    assert top.resolution == (pytest.approx(math.log(4 / 2)), math.inf)
+
+
+def test_an_interval_is_too_wide_if_it_reaches_as_far_beyond_the_threshold_as_the_mean_lies_before_it():
+    assert Outcome((2.0, -3.0, 2.5)).is_too_wide and not Outcome((2.0, 2.1, 1.9)).is_too_wide
+    assert not Outcome((0.5, 0.5, 0.5)).is_too_wide and not Outcome((0.0, 0.0, 0.0)).is_too_wide
+    # Mean 1 and a half-width of 1.5: undecided, but an effect of -1 is outside.
+    sd = 1.5 / 4.3027 * 3**0.5
+    undecided = Outcome((1 - sd, 1.0, 1 + sd))
+    assert undecided.verdict == UNDECIDED and not undecided.is_too_wide
+    assert Outcome((1 - 2 * sd, 1.0, 1 + 2 * sd)).is_too_wide and not Outcome(undecided.effects, -9.0).is_too_wide
 
 
 def test_an_unknown_rule_is_an_error_that_names_the_claim():

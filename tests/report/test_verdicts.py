@@ -1,6 +1,7 @@
 """The runs that a test of a claim uses, the evidence that decides the verdict, and the page."""
 
 import dataclasses
+import math
 import re
 import subprocess
 from functools import cache
@@ -13,18 +14,13 @@ from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record, write_record
 from bnrnn.report import rule_history, rules
 from bnrnn.report.claims import claim_keys, load_claim
-from bnrnn.report.claims_page import (
-    effect_in_words,
-    render,
-    render_overview,
-    render_short,
-    rests_on,
-    verdict_in_words,
-)
-from bnrnn.report.outcomes import CONTRADICTED, CONTRADICTED_IN_PART, HOLDS, IN_PART, NOT_SHOWN, Outcome
+from bnrnn.report.claims_page import claim_pages, render, render_claim, render_overview, render_short, summary
+from bnrnn.report.costs import hours_of
+from bnrnn.report.effects import TOO_WIDE, effect_in_words
+from bnrnn.report.judging import OWN, SCOPES, JudgedTest, judge, metrics_of, sides_of
+from bnrnn.report.outcomes import CONTRADICTED, HOLDS, UNDECIDED, Outcome
 from bnrnn.report.runs import load_runs
-from bnrnn.report.verdicts import OWN, SCOPES, Claim, JudgedTest, hours_of, judge, metrics_of, serves, sides_of
-from bnrnn.training.cells import expand
+from bnrnn.report.verdicts import AGREES, BY_PART, DISAGREES, NOT_RUN, TOO_FEW, Claim
 from tests.report.test_runs import change_recipe, put
 
 TABLE = "cooijmans2016/table1"
@@ -33,14 +29,14 @@ BETTER = {"scope": "paper", "rule": "ends_better", "experiment": "table1", "wher
 
 
 def a_test(verdict: str | None, **test) -> JudgedTest:
-    effects = {HOLDS: (1.0, 1.0, 1.0), CONTRADICTED: (-1.0, -1.0, -1.0), NOT_SHOWN: (1.0,)}
+    effects = {HOLDS: (1.0, 1.0, 1.0), CONTRADICTED: (-1.0, -1.0, -1.0), UNDECIDED: (1.0, -1.0, 0.5), TOO_FEW: (1.0,)}
     entry = {"scope": "paper", "rule": "diverges", "experiment": "table1", "of": {"model": "lstm"}, "than": {}, **test}
     outcome = Outcome(effects[verdict]) if verdict else None
     return JudgedTest("C1", "cooijmans2016", entry, outcome, updates=entry.get("updates"))
 
 
-def claim(*tests: JudgedTest) -> Claim:
-    return Claim("C1", "cooijmans2016", "A claim.", "section 1", list(tests))
+def claim(*tests: JudgedTest, about: str = "") -> Claim:
+    return Claim("C1", "cooijmans2016", "A claim.", "section 1", list(tests), about)
 
 
 def judged(tmp_path, test: dict) -> JudgedTest:
@@ -62,17 +58,17 @@ def test_runs_are_paired_by_seed_and_a_seed_without_its_pair_is_left_out(tmp_pat
     put_cell(tmp_path, 5, "bn_lstm", 0.10, **{"budget.updates": "500"})  # shorter
     put_cell(tmp_path, 5, "lstm", 0.99)
     found = judged(tmp_path, BETTER)
-    assert found.outcome.effects == pytest.approx((0.05, 0.06, 0.04)) and found.verdict == HOLDS
+    assert found.outcome.effects == pytest.approx((0.05, 0.06, 0.04)) and found.outcome.verdict == HOLDS
     assert effect_in_words(found) == "+5.0 [+2.5, +7.5] points" and found.commits == ("abc",)
 
 
-def test_what_has_not_been_run_is_not_shown(tmp_path):
+def test_a_missing_seed_is_no_verdict_and_the_effect_so_far_is_named(tmp_path):
     put_cell(tmp_path, 0, "bn_lstm", 0.95)
     found = judged(tmp_path, BETTER)
-    assert found.outcome is None and (found.verdict, verdict_in_words(found)) == (NOT_SHOWN, "not run")
+    assert found.outcome is None and claim(found).at_length.text == NOT_RUN
     put_cell(tmp_path, 0, "lstm", 0.90)
-    assert verdict_in_words(judged(tmp_path, BETTER)) == "not shown (n=1, agrees)"
-    assert effect_in_words(judged(tmp_path, BETTER)) == "+5.0 points"
+    so_far = claim(judged(tmp_path, BETTER)).at_length
+    assert (so_far.word, so_far.text) == (TOO_FEW, "1 of 3 seeds, so far +5.0 points")
 
 
 def test_where_every_run_diverged_there_is_nothing_to_compare(tmp_path):
@@ -143,70 +139,85 @@ def test_each_side_takes_its_own_best_rate_once_all_rates_are_there(tmp_path):
     assert outcome().effects == pytest.approx((0.3 - 0.05,))
 
 
-def test_the_paper_s_data_and_length_decide_and_lesser_evidence_judges_in_part():
-    shorter, other = {"scope": "shorter", "updates": 10}, {"scope": "other data"}
-    assert claim(a_test(HOLDS), a_test(CONTRADICTED, **shorter)).verdict == HOLDS
-    assert claim(a_test(CONTRADICTED), a_test(HOLDS, **shorter)).verdict == CONTRADICTED
-    assert claim(a_test(None), a_test(HOLDS, **shorter)).verdict == IN_PART
-    assert claim(a_test(NOT_SHOWN), a_test(HOLDS, **shorter)).verdict == IN_PART
-    assert claim(a_test(None), a_test(CONTRADICTED, **other)).verdict == CONTRADICTED_IN_PART
-    assert claim(a_test(None), a_test(NOT_SHOWN, **shorter), a_test(HOLDS, **other)).verdict == IN_PART
-    assert claim(a_test(None), a_test(None, **shorter)).verdict == NOT_SHOWN
-    assert claim(a_test(HOLDS), a_test(None)).verdict == IN_PART  # a claim of two parts
+SHORTER, OTHER = (
+    {"scope": "shorter", "updates": 2500},
+    {"scope": "other data", "experiment": "fig4_small", "updates": 9},
+)
+LONGER = {"scope": "shorter", "updates": 30000}
 
 
-def test_of_shorter_runs_the_longest_that_show_something_count():
-    long, short = {"scope": "shorter", "updates": 30000}, {"scope": "shorter", "updates": 2500}
-    assert claim(a_test(CONTRADICTED, **short), a_test(HOLDS, **long)).verdict == IN_PART
-    rests = claim(a_test(HOLDS, **short), a_test(NOT_SHOWN, **long))
-    assert rests.verdict == IN_PART and rests_on(rests) == "paper's data, shorter, 2,500 updates, n=3"
+def test_runs_at_the_paper_s_length_and_early_runs_have_verdicts_of_their_own():
+    both = claim(a_test(HOLDS), a_test(CONTRADICTED, **SHORTER))
+    assert (both.at_length.word, both.early.word) == (HOLDS, DISAGREES)
+    both = claim(a_test(CONTRADICTED), a_test(HOLDS, **OTHER))
+    assert (both.at_length.word, both.early.word) == (CONTRADICTED, AGREES)
+    only = claim(a_test(None), a_test(HOLDS, **SHORTER))
+    assert (only.at_length.text, only.early.text) == (NOT_RUN, "agrees (first 2,500 of 100,000 updates, n=3)")
+    assert only.at_length.tests == () and len(only.early.tests) == 1
+    left = claim(a_test(None), a_test(None, **SHORTER))
+    assert (left.at_length.word, left.early.word) == (NOT_RUN, NOT_RUN)
+    assert claim(a_test(HOLDS)).early.text == "–"
+
+
+def test_stronger_evidence_that_shows_nothing_is_not_outvoted_by_weaker_evidence():
+    assert claim(a_test(HOLDS, **SHORTER), a_test(UNDECIDED, **LONGER)).early.word == UNDECIDED
+    assert claim(a_test(HOLDS, **OTHER), a_test(UNDECIDED, **SHORTER)).early.word == UNDECIDED
+    assert claim(a_test(CONTRADICTED, **SHORTER), a_test(HOLDS, **LONGER)).early.word == AGREES
+    other = claim(a_test(None, **SHORTER), a_test(HOLDS, **OTHER)).early
+    assert other.text == "agrees (bAbI 1 in place of CNN, 9 updates, n=3)"
+
+
+def test_stronger_evidence_with_too_few_seeds_decides_nothing_and_is_mentioned():
+    early = claim(a_test(CONTRADICTED, **SHORTER), a_test(TOO_FEW, **LONGER)).early
+    assert early.word == DISAGREES
+    assert early.text.startswith(
+        "disagrees (first 2,500 of 100,000 updates, n=3); 1 of 3 seeds, so far in 1 of 1 pairs"
+    )
+    assert claim(a_test(TOO_FEW, **LONGER)).early.word == TOO_FEW
+
+
+def test_early_runs_are_no_evidence_of_final_quality():
+    final = claim(a_test(None), a_test(HOLDS, **SHORTER), about="quality")
+    assert (final.early.word, final.early.tests) == ("–", ()) and "do not show final quality" in final.early.text
+    page = render_claim(final)
+    assert "in 3 of 3 pairs | – |" in page, "the effect is shown, without a verdict"
+    assert claim(a_test(HOLDS), about="quality").at_length.word == HOLDS
+
+
+def test_where_tests_differ_the_verdict_says_which_part_does_what():
+    parts = claim(a_test(HOLDS, part="small"), a_test(None, part="large"), a_test(HOLDS, part="medium")).at_length
+    assert (parts.word, parts.text) == (BY_PART, "holds: small, medium; not run: large")
+    parts = claim(a_test(CONTRADICTED, part="a", **SHORTER), a_test(HOLDS, part="b", **SHORTER)).early
+    assert parts.text == "agrees: b; disagrees: a (first 2,500 of 100,000 updates, n=3)"
 
 
 def test_a_test_that_was_replaced_is_shown_and_does_not_count():
     both = claim(a_test(CONTRADICTED, replaced="a better one"), a_test(HOLDS))
-    assert both.verdict == HOLDS and "replaced: a better one" in render([both], [])
+    assert both.at_length.word == HOLDS and "replaced: a better one" in render_claim(both)
 
 
-def test_the_page_lists_what_was_not_run_with_its_cost():
-    cells = expand([f"experiment={TABLE}", "data=pmnist", "seed=0,1"])
-    planned = [(cell, 2.5) for cell in cells]  # lstm, which the test needs, and bn_lstm, two seeds each
-    text = render([claim(a_test(HOLDS), a_test(None, where={"data": "pmnist"}, than={"model": "rnn"}))], planned)
-    missing = text.split("## Tests that have not been run")[1]
-    assert "| C1 | paper | `diverges`" in missing and "| 5.0 |" in missing and "in 3 of 3 pairs" not in missing
-    assert "| not in the campaign |" in render([claim(a_test(None, where={"data": "smnist"}))], planned)
-
-
-def test_the_cost_of_a_test_counts_each_missing_run_once_with_its_shortest_length():
-    def planned(hours, *arguments):
-        return [(cell, hours) for cell in expand([f"experiment={TABLE}", "data=pmnist", *arguments])]
-
+def test_the_cost_of_a_test_counts_all_missing_seeds_of_all_sides(tmp_path):
+    cell = {"data": "pmnist", "model": "lstm", "seed": "0"}
+    records = [{"update": 100, "seconds": 200.0, "train/loss": 1.0}]  # 2 seconds for each update
+    put(tmp_path, TABLE, cell, {"test/accuracy": 0.9}, records)
     model = {"of": {"model": "bn_lstm"}, "than": {"model": "lstm"}, "where": {"data": "pmnist"}}
-    given = a_test(None, **model, scope="shorter", updates=2500)
-    runs = planned(1.0, "seed=0,1", "budget.updates=2500") + planned(8.0, "seed=0,2", "budget.updates=30000")
-    assert hours_of(given, runs) == 1 + 1 + 1 + 1 + 8 + 8  # two models; seed 2 has only long runs
-    half = dataclasses.replace(given, seeds=(frozenset({"0", "2"}), frozenset()))  # BN-LSTM has runs of seeds 0 and 2
-    assert hours_of(half, runs) == 1 + 1 + 1 + 8
+    given = a_test(None, **model, **SHORTER)
+    run = 2500 * 2 / 3600  # hours
+    assert hours_of(given, tmp_path) == pytest.approx(6 * run - 100 * 2 / 3600), "three seeds of two models, one begun"
+    half = dataclasses.replace(given, seeds=(frozenset({"0", "2"}), frozenset({"0", "1", "2"})))
+    assert hours_of(half, tmp_path) == pytest.approx(run)
+    assert hours_of(a_test(None, **model), tmp_path) == pytest.approx((6 * 100_000 - 100) * 2 / 3600)
+    assert hours_of(a_test(None, experiment="fig4a", of={"setting": "lstm_reader"}), tmp_path) is None, "never timed"
+    analysis = {"rule": "property", "analysis": "fig3b", "experiment": None, "updates": 10283}
+    put(tmp_path, "cooijmans2016/table2", {"data": "ptb_char", "model": "lstm", "seed": "7"}, {}, records)
+    assert hours_of(a_test(None, **analysis), tmp_path) == pytest.approx(6 * 10283 * 2 / 3600)
 
 
-def test_a_cell_serves_a_test_if_it_is_chosen_and_long_enough():
-    def hours(key, arguments, **test):
-        given = a_test(None, **test)
-        return sum(serves(cell, given) for cell in expand([f"experiment={key}", *arguments]))
-
+def test_the_page_lists_tests_without_enough_seeds(tmp_path):
     model = {"of": {"model": "bn_lstm"}, "than": {"model": "lstm"}, "where": {"data": "pmnist"}}
-    arguments = ["data=pmnist", "seed=0"]
-    assert hours(TABLE, arguments, **model) == 2
-    assert hours(TABLE, arguments, **model, experiment="table2") == 0
-    shorter = [*arguments, "budget.updates=30000"]
-    assert hours(TABLE, shorter, **model) == 0  # the paper's length is needed
-    assert hours(TABLE, shorter, **model, scope="shorter", updates=30000) == 2
-    assert hours(TABLE, shorter, **model, scope="shorter", updates=30001) == 0
-    by_epoch = ["seed=0", "budget.epochs=13"]
-    language = {"of": {"model": "bn_lstm"}, "than": {"model": "lstm"}, "experiment": "table2"}
-    assert hours("cooijmans2016/table2", by_epoch, **language) == 0
-    assert hours("cooijmans2016/table2", by_epoch, **language, scope="shorter", updates=10283) == 2
-    analysis = {"rule": "property", "analysis": "fig3b", "experiment": None}
-    assert hours("cooijmans2016/table2", ["seed=0"], **analysis) == 2
+    text = render([claim(a_test(HOLDS), a_test(TOO_FEW, **model), a_test(None, replaced="x"))], tmp_path)
+    missing = text.split("## Tests without enough runs")[1]
+    assert missing.count("| C1 |") == 1 and "no similar run has been timed" in missing
 
 
 def test_a_ratio_of_updates_is_a_bound_if_one_side_never_got_there_and_has_an_interval_if_pairs_differ():
@@ -216,37 +227,73 @@ def test_a_ratio_of_updates_is_a_bound_if_one_side_never_got_there_and_has_an_in
         return effect_in_words(JudgedTest("C1", "cooijmans2016", test, Outcome(effects, marks=marks)))
 
     half, third = 0.6931, 1.0986
-    assert words((half, third)) == "in 0.41 [0.03, 5.37] of the updates"
+    assert words((half, third)) == "in 0.41 of the updates", "two pairs have no interval"
+    assert words((half, half, third)) == "in 0.44 [0.25, 0.78] of the updates"
     assert words((half, half)) == "in 0.50 of the updates"
     assert words((half, half), rules.NEVER["than"]) == "in at most 0.50 of the updates"
     assert words((half, half), rules.NEVER["of"]) == "in at least 0.50 of the updates"
     assert words((half, half), *rules.NEVER.values()) == "in 0.50 of the updates"
 
 
-def test_the_page_says_what_each_claim_rests_on():
-    text = render_overview([claim(a_test(HOLDS), a_test(None)), claim(a_test(None))])
-    assert "paper's data and length, n=3; 1 of its tests not run | in 3 of 3 pairs | [table1](cooijmans2016/" in text
-    assert "| **not shown** | not run | – | – |" in text
+def test_equal_effects_have_a_resolution_in_place_of_an_interval():
+    def words(low, high, rule="reaches_first"):
+        outcome = Outcome((0.6931,) * 3, resolution=(low, high))
+        return effect_in_words(JudgedTest("C1", "cooijmans2016", {"rule": rule, "scope": "paper"}, outcome))
+
+    assert words(0.2877, 1.3863) == "in 0.50 of the updates (resolution: 0.25 to 0.75)"
+    assert words(-math.inf, 1.3863) == "in 0.50 of the updates (resolution: at least 0.25)"
+    assert words(0.0, math.inf, "larger_rate") == "2 times the learning rate (resolution: at least 1)"
 
 
-def test_a_claim_names_the_length_of_its_runs_or_the_number_of_updates_at_which_they_are_compared(tmp_path):
+def test_an_interval_that_is_too_wide_is_said_in_words_and_shown_on_the_page_of_the_claim():
+    wide, narrow, equal = ((2.0, -3.0, 2.5), (0.02, -0.03, 0.0), (0.0, 0.0, 0.0))
+    test = {
+        "rule": "ends_better",
+        "scope": "paper",
+        "metric": "test/accuracy",
+        "of": {},
+        "than": {},
+        "experiment": "table1",
+    }
+
+    def judged(effects):
+        return JudgedTest("C1", "cooijmans2016", test, Outcome(effects))
+
+    assert effect_in_words(judged(wide), whole=False) == effect_in_words(judged(narrow), whole=False) == TOO_WIDE
+    assert effect_in_words(judged(wide)) == "+50.0 [-705.5, +805.5] points"
+    assert effect_in_words(judged(equal), whole=False) == "+0.0 points"
+    assert TOO_WIDE in render_overview([claim(judged(wide))]) and "-705.5" in render_claim(claim(judged(wide)))
+    decided = judged((1.0, 1.1, 0.9))
+    assert effect_in_words(decided, whole=False) == effect_in_words(decided)
+
+
+def test_the_pages_of_the_claims_name_verdicts_effects_and_runs(tmp_path):
+    text = render_overview([claim(a_test(HOLDS), a_test(HOLDS)), claim(a_test(None))])
+    assert "| [C1](claims/C1.md) | A claim. | **holds** | – | after its runs | in 3 of 3 pairs | [table1](cooij" in text
+    assert "| not run | – | – | – | – |" in text
+    both = claim(a_test(HOLDS), a_test(CONTRADICTED, **SHORTER))
+    counted = summary([both, dataclasses.replace(both, name="C2"), claim(a_test(None))])
+    assert "at the paper's length: 2 holds, 1 not run. Early, or on other data: 2 disagrees." in counted
+    assert "4 verdicts rest on runs. The rules of 0 were all" in counted and "those of 4 are younger" in counted
+    pages = claim_pages([both], tmp_path, measured={"cooijmans2016/table1"})
+    assert set(pages) == {tmp_path / "claims.md", tmp_path / "claims/C1.md"}
+    assert "- At the paper's length: **holds**" in pages[tmp_path / "claims/C1.md"]
+    assert "[cooijmans2016/table1](../cooijmans2016/table1.md)" in pages[tmp_path / "claims/C1.md"]
+
+
+def test_a_claim_names_the_number_of_updates_at_which_runs_are_compared(tmp_path):
     records = [{"update": update, "valid/accuracy": 0.9} for update in (50, 100)]
     for seed in range(3):
         for model in ("bn_lstm", "lstm"):
             cell = {"data": "pmnist", "model": model, "seed": str(seed)}
             put(tmp_path, TABLE, cell, {"test/accuracy": 0.9}, records)
-    whole = {**BETTER, "scope": "other data"}
-    assert rests_on(claim(judged(tmp_path, whole))) == "other data, 100 updates, n=3"
-    cut = {**whole, "metric": "valid/accuracy", "updates": 50}
-    assert rests_on(claim(judged(tmp_path, cut))) == "other data, 50 updates, n=3"
+    cut = {**BETTER, "scope": "shorter", "metric": "valid/accuracy", "updates": 50}
+    assert claim(judged(tmp_path, cut)).early.text == "disagrees (first 50 of 100,000 updates, n=3)"
 
 
-def test_the_short_table_has_a_line_for_each_claim_with_runs_and_one_line_for_the_others():
-    run, left = claim(a_test(HOLDS)), dataclasses.replace(claim(a_test(None)), name="C2")
-    table, others = render_short([run, left, dataclasses.replace(left, name="C3")]).split("\n\n")
-    assert table.splitlines()[2:] == [f"| C1 | {run.says} | **holds** | paper's data and length, n=3 |"]
-    assert others == "Not run yet: C2, C3.\n"
-    assert "Not run yet" not in render_short([run])
+def test_the_short_table_has_the_main_claims():
+    main, other = dataclasses.replace(claim(a_test(HOLDS)), is_main=True), claim(a_test(HOLDS))
+    assert render_short([main, other]).splitlines()[2:] == [f"| C1 | {main.says} | **holds** | – |"]
 
 
 def test_an_entry_that_cannot_be_understood_names_its_claim(tmp_path):
@@ -294,8 +341,10 @@ def all_tests():
 def test_every_claim_of_the_papers_has_an_entry():
     files = [yaml.safe_load((ROOT / f"experiments/{p}/claims.yaml").read_text())["claims"]
              for p in ("cooijmans2016", "laurent2015", "zhang2017")]  # fmt: skip
-    expected = [[f"C{k}" for k in range(1, 21)], [f"L{k}" for k in range(1, 7)], [f"Z{k}" for k in range(1, 5)]]
+    expected = [[f"C{k}" for k in range(1, 25)], [f"L{k}" for k in range(1, 8)], [f"Z{k}" for k in range(1, 5)]]
     assert [list(claims) for claims in files] == expected
+    final = [name for claims in files for name, entry in claims.items() if entry.get("about") == "quality"]
+    assert final == ["C3", "C4", "C11", "C13", "C22", "C24", "L2", "L7", "Z1"]
     for entry in (entry for claims in files for entry in claims.values()):
         assert entry["says"].endswith(".") and entry["where"] and entry["tests"]
 
@@ -308,9 +357,11 @@ def test_every_test_names_a_recipe_a_rule_and_runs_that_could_exist(paper, test)
         return
     rules.rule_of(test, "here")
     needs = {"ends_better": "margin", "no_worse": "margin", "alike": "margin", "reaches_first": "level",
-             "settles_first": "share", "less_stable": "factor", "larger_rate": "key",
-             "learns_at_larger_rate": "level"}  # fmt: skip
+             "settles_first": "share", "less_stable": "factor", "less_steady": "factor", "larger_rate": "key",
+             "learns_at_larger_rate": "level", "trend": "at"}  # fmt: skip
     assert needs.get(test["rule"], "rule") in test and (test["scope"] != "shorter" or "updates" in test)
+    entry = load_claim(f"{paper}/{test['experiment']}")
+    assert {"shorter": "paper_updates", "other data": "in_place_of"}.get(test["scope"], "title") in entry
     for side in sides_of(test):
         key = f"{paper}/{side.get('experiment', test['experiment'])}"
         assert key in claim_keys()
@@ -360,6 +411,17 @@ def test_a_rule_is_before_its_runs_if_they_were_begun_with_its_commit_or_a_later
     assert registered({"level": 1}, *[first] * 5).endswith(f"{first}, {first}, {first} and 2 more")
     assert registered({"level": 3}, first) == "rule not committed yet"
     assert registered({"level": 1}, "0123456789ab") == f"{first}, unknown whether before the runs of 0123456"
+    known = {"level": 1, "known": "a run was seen"}
+    assert registered(known, first) == f"{first}, before the runs of {first}; a run was seen"
+
+    def age(*tests):
+        given = [JudgedTest("C1", "cooijmans2016", test, Outcome((1.0,)), commits) for test, commits in tests]
+        return rule_history.age(given)
+
+    before, after = ({"level": 1}, (first,)), ({"level": 2}, (first,))
+    assert age(before) == age(before, before) == rule_history.BEFORE and age(after) == rule_history.AFTER
+    assert age(before, after) == age(({"level": 2}, (first, second))) == age((known, (first,))) == rule_history.PARTLY
+    assert age(({"level": 3}, (second,))) == rule_history.AFTER and age() == ""
     assert rule_history.has_history()
     for cached in (rule_history.rule_commit, rule_history._history, rule_history._git):
         cached.cache_clear()

@@ -5,16 +5,13 @@ from html import escape
 
 from bnrnn.config import ROOT
 from bnrnn.report.claims import load_claim, load_paper
-from bnrnn.report.claims_page import evidence, rests_on, verdict_with_tendency
-from bnrnn.report.outcomes import CONTRADICTED, CONTRADICTED_IN_PART, HOLDS, IN_PART, NOT_SHOWN
+from bnrnn.report.claims_page import COLUMNS, ages, evidence, summary
 from bnrnn.report.site.filtered import filtered_table
-from bnrnn.report.verdicts import SCOPES, Claim
+from bnrnn.report.verdicts import WORDS, Claim, Verdict
 
 CODE = re.compile(r"## The layer in ten lines\n(.*?\n```python\n.*?```\n)", re.DOTALL)
 ABOUT = re.compile(r"^# bnrnn\n(.*?)(?=^Use it if|^!\[)", re.DOTALL | re.MULTILINE)
-IN_WORDS = {"paper": "paper's data and length", "shorter": "paper's data, shorter", "other data": "other data"}
-NOT_RUN = "not run"
-VERDICTS = (HOLDS, IN_PART, CONTRADICTED, CONTRADICTED_IN_PART, NOT_SHOWN, NOT_RUN)  # in the order of sorting
+KEYS = ("length", "early")  # what a reader can filter: the words of the two verdicts
 
 
 def render(claims: list[Claim], navigation: str) -> str:
@@ -23,7 +20,6 @@ def render(claims: list[Claim], navigation: str) -> str:
     about, code = ABOUT.search(readme), CODE.search(readme)
     assert about, "README.md has no introduction before its list of uses"
     assert code, "README.md has no section 'The layer in ten lines' with an example"
-    run = sum(claim.scope is not None for claim in claims)
     return f"""# bnrnn
 {about[1].rstrip()}
 
@@ -33,9 +29,7 @@ def render(claims: list[Claim], navigation: str) -> str:
 
 ## What holds
 
-The papers make {len(claims)} claims that runs can test; {run} of them have runs so far. A program judges each claim by
-rules in the repository; [all claims with their tests](results/claims.md) explains verdicts and effects. The evidence is
-often weaker than the papers' own, because most runs are shorter.
+{summary(claims)} [All claims](results/claims.md) explains the rules. Each claim has a page with its tests.
 
 ```{{raw}} html
 {claims_table(claims)}
@@ -47,31 +41,37 @@ often weaker than the papers' own, because most runs are shorter.
 
 
 def claims_table(claims: list[Claim]) -> str:
-    """The claims with verdict, scope, effect and evidence."""
+    """The claims with both verdicts, effect and evidence."""
     rows = []
     for claim in claims:
         effects, keys = evidence(claim)
-        data = {"paper": _short(claim.paper), "verdict": claim.verdict if claim.scope else NOT_RUN,
-                "scope": IN_WORDS[claim.scope] if claim.scope else NOT_RUN}  # fmt: skip
+        verdicts = (claim.at_length, claim.early)
+        data = {"paper": _short(claim.paper), **{k: v.word for k, v in zip(KEYS, verdicts, strict=True)}}
         pages = ", ".join(f'<a href="results/{k}.html">{escape(_title(k))}</a>' for k in keys)
-        shown = verdict_with_tendency(claim) if claim.scope else NOT_RUN
-        kind = data["verdict"].replace(" ", "-")
-        number = f'<a href="results/claims.html#{claim.name.lower()}">{claim.name}</a>'
-        order = SCOPES.index(claim.scope) if claim.scope else len(SCOPES)
-        strength = f"{VERDICTS.index(data['verdict'])} {shown}"
+        number = f'<a href="results/claims/{claim.name}.html">{claim.name}</a>'
         cells = [
             ("claim", f' data-sort="{claim.paper} {claim.name}"', f"{number} {escape(claim.says)}"),
-            ("paper", "", escape(data["paper"])),
-            ("verdict", f' data-sort="{strength}"', f'<span class="verdict {kind}">{escape(shown)}</span>'),
-            ("rests on", f' data-sort="{order} {escape(rests_on(claim))}"', escape(rests_on(claim))),
+            *((title, f' data-sort="{_place(v)}"', _badge(v)) for title, v in zip(COLUMNS, verdicts, strict=True)),
+            ("rules", "", escape(ages(claim))),
             ("effect [95 %]", "", escape(effects)),
             ("evidence", "", pages or "–"),
         ]
         html = "".join(f'<td data-title="{title}"{extra}>{cell}</td>' for title, extra, cell in cells)
         attributes = " ".join(f'data-{key}="{escape(value)}"' for key, value in data.items())
         rows.append((data, f"<tr {attributes}>{html}</tr>"))
-    header = ["claim", "paper", "verdict", "rests on", "effect [95 %]", "evidence"]
-    return filtered_table("claims", header, rows, ["paper", "verdict", "scope"])
+    header = ["claim", *COLUMNS, "rules", "effect [95 %]", "evidence"]
+    return filtered_table("claims", header, rows, ["paper", *KEYS])
+
+
+def _place(verdict: Verdict) -> str:
+    """Sorts verdicts by their word, in the order of WORDS."""
+    return f"{WORDS.index(verdict.word)} {escape(verdict.text)}"
+
+
+def _badge(verdict: Verdict) -> str:
+    """The verdict in full, with the colour of its word."""
+    kind = verdict.word.replace(" ", "-") if verdict.word != "–" else "none"
+    return f'<span class="verdict {kind}">{escape(verdict.text)}</span>'
 
 
 def _title(key: str) -> str:

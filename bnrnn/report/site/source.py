@@ -44,7 +44,7 @@ def write(folder: Path, with_plot: Collection[str]) -> None:
         write_text(folder / "results" / f"{key}.md", render_page(key, key in with_plot))
     papers = [write_paper(folder, paper) for paper in sorted({key.split("/")[0] for key in claim_keys()})]
     write_text(folder / "results" / "README.md", rendered("README.md"))
-    write_text(folder / "results" / "claims.md", with_anchors(rendered("claims.md")))
+    write_claims(folder)
     write_text(folder / "results" / "runs.md", run_pages.render_all())
     write_text(folder / "gallery.md", gallery.render())
     write_text(folder / "examples.md", examples())
@@ -97,9 +97,13 @@ def in_words(name: str) -> str:
     return re.sub(r"^fig", "Fig. ", re.sub(r"^table", "Table ", name)).replace("_", " ")
 
 
-def with_anchors(text: str) -> str:
-    """The page of all claims, with an anchor such as `c1` at the section of each claim."""
-    return re.sub(r"^(### ([A-Z]\d+): )", r"(\2)=\n\1", text, flags=re.MULTILINE)
+def write_claims(folder: Path) -> None:
+    """Write the page of all claims, and that of each claim."""
+    names = [f"claims/{claim.name}" for claim in claims()]
+    for name in names:
+        write_text(folder / "results" / f"{name}.md", rendered(f"{name}.md"))
+    contents = "```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n"
+    write_text(folder / "results" / "claims.md", f"{rendered('claims.md')}\n{contents}")
 
 
 def examples() -> str:
