@@ -1,4 +1,4 @@
-"""Every rendered file: the pages and figures of results/ and the tables in README.md and docs/layer.md."""
+"""Every rendered file: the pages and figures of results/ and the tables in README.md, docs/layer.md and notes."""
 
 import re
 from functools import cache
@@ -73,7 +73,7 @@ def texts() -> dict[Path, str]:
         pages |= claim_pages(claims(), RESULTS, measured)
     pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
-    with_blocks = (ROOT / "README.md", ROOT / "docs/layer.md")
+    with_blocks = (ROOT / "README.md", ROOT / "docs/layer.md", *sorted((ROOT / "experiments").glob("*/notes.md")))
     filled = {p: BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", p.read_text()) for p in with_blocks}
     return {**pages, **benchmarks, **filled}
 
@@ -85,10 +85,15 @@ def claims() -> list[Claim]:
 
 
 def block(key: str) -> str:
-    """The content of a block in README.md or docs/layer.md: the claims, running statistics, or a benchmark."""
+    """The content of a block in a document: the claims, running statistics, the table of an analysis, a benchmark."""
     if key.startswith("running/"):
         return running_page.render(read_record(running_page.FILE, "make running"), key.partition("/")[2])
-    return render_short(claims()) if key == "claims" else render_file(RESULTS / f"{key}.json", render_brief)
+    if key == "claims":
+        return render_short(claims())
+    if key in measured_keys():  # an analysis with a table
+        analysis: Any = load_analysis(key)
+        return analysis.table(stored(key, RESULTS))
+    return render_file(RESULTS / f"{key}.json", render_brief)
 
 
 def show(key: str, results_dir: Path) -> None:

@@ -27,11 +27,16 @@ def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
             )
     saved = load(folder / MODEL)
     assert saved is not None
-    recipe = OmegaConf.create({**Result.read(folder / FILE).config, "data_dir": data_dir})
+    return built(Result.read(folder / FILE).config, saved["model"], data_dir)
+
+
+def built(config: dict[str, Any], weights: dict[str, Any], data_dir: str) -> tuple[Any, Any]:
+    """The model of a stored configuration with these weights, in evaluation mode, and its data."""
+    recipe = OmegaConf.create({**config, "data_dir": data_dir})
     is_read = "data_dir" in signature(get_class(recipe.data._target_)).parameters  # whether the data is read from files
     data = instantiate(recipe.data, **({"data_dir": data_dir} if is_read else {}))
     model = instantiate(recipe.model, **model_sizes(data))
-    model.load_state_dict(saved["model"])
+    model.load_state_dict(weights)
     return model.eval(), data
 
 

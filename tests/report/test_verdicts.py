@@ -228,7 +228,7 @@ def test_a_ratio_of_updates_is_a_bound_if_one_side_never_got_there_and_has_an_in
 
     half, third = 0.6931, 1.0986
     assert words((half, third)) == "in 0.41 of the updates", "two pairs have no interval"
-    assert words((half, half, third)) == "in 0.44 [0.25, 0.78] of the updates"
+    assert words((half, half, third)) == "in 0.44 [0.24, 0.78] of the updates"
     assert words((half, half)) == "in 0.50 of the updates"
     assert words((half, half), rules.NEVER["than"]) == "in at most 0.50 of the updates"
     assert words((half, half), rules.NEVER["of"]) == "in at least 0.50 of the updates"
