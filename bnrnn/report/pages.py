@@ -11,6 +11,7 @@ from bnrnn.report import plots, running_page
 from bnrnn.report.bench_page import render_brief, render_file
 from bnrnn.report.claims import claim_keys, load_analysis, load_claim
 from bnrnn.report.claims_page import claim_pages, render_short
+from bnrnn.report.full_length import render as render_full_length
 from bnrnn.report.index import render_index
 from bnrnn.report.rule_history import has_history
 from bnrnn.report.runs import in_figures, load_runs, run_files
@@ -90,6 +91,8 @@ def block(key: str) -> str:
         return running_page.render(read_record(running_page.FILE, "make running"), key.partition("/")[2])
     if key == "claims":
         return render_short(claims())
+    if key == "full_length":
+        return render_full_length(RESULTS)
     if key in measured_keys():  # an analysis with a table
         analysis: Any = load_analysis(key)
         return analysis.table(stored(key, RESULTS))

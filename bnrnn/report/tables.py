@@ -24,6 +24,7 @@ COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the mai
     ("test as one sequence", "test/{m}_one_sequence"),
     ("test in segments of 1,000", "test/{m}_segments_1000"),
 ]
+MISSING = "not run at this length"  # the verdict of a cell without runs
 REACH = """Updates and seconds until the first evaluation that reaches the level or a better one: mean ± standard
 deviation over the runs that reached it, and their number n of all runs. Runs are evaluated every {every} updates, so
 updates and seconds are rounded up to the next evaluation. Seconds are wall-clock time of training updates, without
@@ -106,20 +107,25 @@ def render_published(
     Args:
         collapse: whether one line below the table replaces the rows without runs.
     """
-    planned = len(sweep(key)["seed"])
-    rows, without = [], []
+    rows = published_rows(key, claim, part, runs)
+    without = [f"{row} on {col} ({published})" for row, col, published, *_, verdict in rows if verdict == MISSING]
+    shown = [row for row in rows if not (collapse and row[-1] == MISSING)]
+    table = markdown([claim["rows"], claim["cols"], "published", "ours", "difference", "verdict"], shown)
+    missing = f"Not run at this length (published): {', '.join(without)}.\n"
+    return "\n".join([table] * bool(shown) + [missing] * bool(collapse and without))
+
+
+def published_rows(key: str, claim: dict[str, Any], part: dict[str, Any], runs: list[Run]) -> list[list[str]]:
+    """[row, column, published, ours, difference, verdict] of every cell with a published number."""
+    planned, rows = len(sweep(key)["seed"]), []
     for col in sweep(key)[claim["cols"]]:
         for row, published in part["cells"].items():
             if col in published:
                 cell = [r for r in runs if r.full_length and _at(key, r, claim, row, col)]
-                if collapse and not cell:
-                    without.append(f"`{row}` on `{col}` ({published[col]})")
-                else:
-                    verdict = _verdict(cell, part, published[col], planned)
-                    rows.append([f"`{row}`", f"`{col}`", f"{published[col]}", *verdict])
-    table = markdown([claim["rows"], claim["cols"], "published", "ours", "difference", "verdict"], rows)
-    missing = f"Not run at this length (published): {', '.join(without)}.\n"
-    return "\n".join([table] * bool(rows) + [missing] * bool(without))
+                rows.append(
+                    [f"`{row}`", f"`{col}`", f"{published[col]}", *_verdict(cell, part, published[col], planned)]
+                )
+    return rows
 
 
 def render_cited(claim: dict[str, Any]) -> str:
@@ -157,7 +163,7 @@ def _at(key: str, run: Run, claim: dict[str, Any], row: str, col: str) -> bool:
 def _verdict(cell: list[Run], part: dict[str, Any], published: float, planned: int) -> list[str]:
     """[ours, difference, verdict] of the runs of one cell."""
     if not cell:
-        return [NONE, NONE, "not run at this length"]
+        return [NONE, NONE, MISSING]
     if any(run.stale for run in cell):
         return [NONE, NONE, "stale: the recipe has changed since"]
     diverged = sum(run.result.status == "diverged" for run in cell)

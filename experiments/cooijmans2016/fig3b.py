@@ -126,7 +126,9 @@ def render(result: dict[str, Any]) -> str:
             rows.append(["", "ours", *(f"{x - y:+.3f}" for x, y in zip(ours[a], ours[b], strict=True))])
     table = markdown(["", "", *(f"{n}" for n in result["lengths"])], rows)
     if "evaluation_order" not in result:
-        table += "\nOur numbers with batch statistics are of batches in the order of the file, the paper's of shuffled ones (D7).\n"
+        table += (
+            "\nOurs with batch statistics are of batches in the order of the file, the paper's of shuffled ones (D7).\n"
+        )
     caption = (
         f"Our models were trained for {result['updates']:,} updates. Their numbers are comparable with the paper's "
         f"only after 39,550 updates; differences between the curves may be comparable earlier. {result['data']}.\n"
