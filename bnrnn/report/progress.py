@@ -123,12 +123,6 @@ def _entry(given: dict[str, Any], out_dir: Path, device: str, where: str) -> Ent
     return Entry(title, given["experiment"], given["claims"], float(given["hours"]), given.get("lane") == LONG, cells)
 
 
-def missing_cells(path: Path, out_dir: Path) -> list[tuple[Cell, float]]:
-    """The cells of a campaign that have no result, each with its hours as estimated in the campaign's file."""
-    cells = [(cell, entry.hours / len(entry.cells)) for entry in load_entries(path, out_dir) for cell in entry.cells]
-    return [(cell, hours) for cell, hours in cells if not (cell.folder / FILE).exists()]
-
-
 def runs_of(entry: Entry, out_dir: Path) -> list[Run]:
     """The progress and the time left of each cell of an entry."""
     known = load_known(out_dir / entry.experiment, choose_device("auto").type)

@@ -191,6 +191,12 @@ class Run:
         return self.reached(metric, (1 + share) * min(values)) if values else None  # none if it diverged at once
 
 
+def order_in_words(run: Run) -> str:
+    """The order of sequences in the evaluations of a run, and from which update on if it changed."""
+    order, until = run.result.evaluation_order, run.file_order_until
+    return f"{order}, in the order of the file before update {until:,.0f}" if 0 < until < math.inf else order
+
+
 def run_files(key: str, results_dir: Path) -> list[Path]:
     """The result files of an experiment. An override such as model=captioner/lstm makes a folder one level deeper.
 

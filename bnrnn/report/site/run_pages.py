@@ -8,7 +8,7 @@ import yaml
 from bnrnn.config import ROOT
 from bnrnn.metrics import metric_of
 from bnrnn.report.claims import claim_keys, load_claim
-from bnrnn.report.runs import Run
+from bnrnn.report.runs import Run, order_in_words
 from bnrnn.report.site.curves import title
 from bnrnn.report.site.experiment import hours, page_of, runs_of
 from bnrnn.report.site.filtered import filtered_table
@@ -30,6 +30,7 @@ def context(key: str, run: Run) -> dict[str, Any]:
         "engine": run.engine,
         "parameters": f"{result.num_parameters:,}",
         "data": result.data or "not recorded",
+        "order of evaluations": order_in_words(run),
     }
     arguments = [f"experiment={key}", f"budget={run.budget}", *(f"{k}={v}" for k, v in run.overrides.items())]
     return {
