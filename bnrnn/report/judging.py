@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bnrnn.report.analyses import commits_of, results_of
 from bnrnn.report.claims import load_analysis
 from bnrnn.report.outcomes import Outcome
 from bnrnn.report.rules import PROPERTY, Pairing
-from bnrnn.report.runs import Run
+from bnrnn.report.runs import Run, depends_on_order
 
 Load = Callable[[str], list[Run]]  # the finished runs of an experiment
 
@@ -65,17 +66,15 @@ def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: 
     if not outcome.effects:  # all runs diverged, so there is nothing to compare
         return JudgedTest(name, paper, test, None, seeds=seen)
     runs = [run for chosen in choices for s in seeds for run in chosen[s]]
-    depends = any(_depends_on_order(metric) for metrics in pairing.metrics for metric in metrics)
+    is_curve = "updates" in test or rule in rules.OF_CURVES  # numbers of whole runs are of population statistics
+    depends = any(
+        m.endswith("_batch_statistics") or (is_curve and depends_on_order(m)) for m in chain(*pairing.metrics)
+    )
     if depends and any(run.in_file_order for run in runs):
         pairing.marks.add(rules.FILE_ORDER)
     outcome = replace(outcome, marks=tuple(sorted(pairing.marks)))
     updates = test.get("updates", max(run.result.updates for run in runs))
     return JudgedTest(name, paper, test, outcome, tuple(sorted({run.result.commits[0] for run in runs})), seen, updates)
-
-
-def _depends_on_order(metric: str) -> bool:
-    """Whether a metric is measured with batch statistics, and so depends on the order of sequences."""
-    return metric.endswith("_batch_statistics") or (metric.startswith("valid/") and "population" not in metric)
 
 
 def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Path) -> JudgedTest:

@@ -269,6 +269,7 @@ RULES: dict[str, Callable[[Pairing], Outcome]] = {
         less_stable, less_steady, larger_rate, learns_at_larger_rate,
     )
 }  # fmt: skip
+OF_CURVES = (reaches_first, settles_first, learns_at_larger_rate)  # rules that read curves, also of whole runs
 PROPERTY = "property"  # the rule for analyses: it must hold for all of their draws or models, which are not paired
 
 

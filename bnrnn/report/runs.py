@@ -96,7 +96,7 @@ class Run:
         data = self.result.config.get("data", {}).get("_target_")
         if data is None or not self.has_batch_norm or get_class(data).evaluation_orders[0] == FILE_ORDER:
             return 0.0
-        return file_order_until(self.result.pieces)
+        return file_order_until(self.result.pieces or [{"update": 0, **self.result.environment}])
 
     @property
     def in_file_order(self) -> bool:
@@ -189,6 +189,13 @@ class Run:
         `updates`, or in the whole run."""
         values = [v for u, v in self.series(metric).items() if u <= (updates or math.inf)]
         return self.reached(metric, (1 + share) * min(values)) if values else None  # none if it diverged at once
+
+
+def depends_on_order(metric: str) -> bool:
+    """Whether a metric is measured with batch statistics, and so depends on the order of sequences."""
+    return metric.endswith("_batch_statistics") or (
+        metric.startswith("valid/") and not any(kind in metric for kind in ("population", "shared", "_last"))
+    )
 
 
 def order_in_words(run: Run) -> str:

@@ -11,7 +11,7 @@ from bnrnn.metrics import METRICS, SCORES, in_words
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import NONE, markdown, spread
 from bnrnn.report.outcomes import CONTRADICTED, HOLDS, LEAST_PAIRS, within
-from bnrnn.report.runs import Run, group, in_figures, load_runs, longest
+from bnrnn.report.runs import Run, depends_on_order, group, in_figures, load_runs, longest
 from bnrnn.report.unfinished import load_unfinished, render_unfinished
 
 COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the main metric of the run
@@ -24,6 +24,7 @@ COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the mai
     ("test as one sequence", "test/{m}_one_sequence"),
     ("test in segments of 1,000", "test/{m}_segments_1000"),
 ]
+IN_FILE_ORDER = "\\*"  # marks numbers of batch statistics in the order of the file
 MISSING = "not run at this length"  # the verdict of a cell without runs
 REACH = """Updates and seconds until the first evaluation that reaches the level or a better one: mean ± standard
 deviation over the runs that reached it, and their number n of all runs. Runs are evaluated every {every} updates, so
@@ -141,12 +142,19 @@ def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
         of_cell = [run for run in runs if not run.stale and _at(key, run, claim, row, col)]
         for (_, _), cell in group(of_cell).items():
             finished = [run for run in cell if run.result.status == "finished"]
-            shown = [spread([_shown(run, p) for run in finished], p["digits"], planned) for p in parts]
+            shown = [
+                marked(
+                    spread([_shown(run, p) for run in finished], p["digits"], planned),
+                    finished,
+                    p["metric"] if "best" in p else "",
+                )
+                for p in parts
+            ]
             updates = f"{max(run.result.updates for run in cell):,}"
             rows.append([f"`{row}`", f"`{col}`", updates, *(shown if finished else ["diverged"] * len(parts))])
     if not rows:
         return "No run has finished yet.\n"
-    return markdown([claim["rows"], claim["cols"], "updates", *(part["what"] for part in parts)], rows)
+    return with_footnote(markdown([claim["rows"], claim["cols"], "updates", *(part["what"] for part in parts)], rows))
 
 
 def _shown(run: Run, part: dict[str, Any]) -> float:
@@ -212,8 +220,13 @@ def render_reach(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: l
             for name, first in wanted.items():
                 times = [[time for run in cell if (time := first(run))] for cell in cells]
                 if any(times):
-                    updates = [_spread_reached([u for u, _ in t], cell) for t, cell in zip(times, cells, strict=True)]
-                    seconds = [_spread_reached([s for _, s in t], cell) for t, cell in zip(times, cells, strict=True)]
+                    updates, seconds = (
+                        [
+                            marked(_spread_reached([time[k] for time in t], cell), cell, metric)
+                            for t, cell in zip(times, cells, strict=True)
+                        ]
+                        for k in (0, 1)
+                    )
                     rows.append([f"`{col}`", engine, name, *updates, *seconds])
     if not rows:
         return "No run has reached one of these levels.\n"
@@ -221,7 +234,7 @@ def render_reach(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: l
     every = " or ".join(f"{n:,}" for n in sorted(set(lengths)) if n)
     header = [claim["cols"], "engine", metric]
     header += [f"`{model}`, {what}" for what in (f"updates in steps of {every}", "seconds") for model in models]
-    return f"{REACH.format(every=every)}\n{markdown(header, rows)}"
+    return with_footnote(f"{REACH.format(every=every)}\n{markdown(header, rows)}")
 
 
 def _spread_reached(values: list[float], cell: list[Run]) -> str:
@@ -245,7 +258,7 @@ def render_summary(runs: list[Run]) -> str:
                 " ".join(f"{k.split('.')[-1]}={v}" for k, v in [*cell, *members[0].drawn.items()]),
                 budget,
                 f"{max(run.result.updates for run in members):,}",
-                *(_summarize(finished, name) for _, name in columns),
+                *(marked(_summarize(finished, name), finished, name) for _, name in columns),
                 f"{mean(run.seconds_per_update for run in members):.3f}",
                 ", ".join(sorted({run.engine for run in members})),
                 ", ".join(notes),
@@ -256,7 +269,20 @@ def render_summary(runs: list[Run]) -> str:
     header = ["run", "budget", "updates", *(title for title, _ in columns), "s / update", "engine", ""]
     data = "".join(f"\nData: {text}.\n" for text in sorted({run.result.data for run in runs} - {""}))
     statistics = "batch and population are the statistics that batch normalization used"
-    return f"Measured: {units}; {statistics}.\n{data}\n{markdown(header, rows)}"
+    return with_footnote(f"Measured: {units}; {statistics}.\n{data}\n{markdown(header, rows)}")
+
+
+def marked(text: str, runs: list[Run], metric: str) -> str:
+    """The text with a mark if it is of batch statistics of runs that were evaluated in the order of the file."""
+    return f"{text} {IN_FILE_ORDER}" if depends_on_order(metric) and any(run.in_file_order for run in runs) else text
+
+
+def with_footnote(table: str) -> str:
+    """A table with the meaning of the mark, if the table has one."""
+    about = (
+        "evaluated in the order of the file; the authors' evaluations and our later ones are shuffled (see the notes)"
+    )
+    return f"{table}\n{IN_FILE_ORDER} {about}.\n" if IN_FILE_ORDER in table else table
 
 
 def render_scores(runs: list[Run]) -> str:

@@ -12,7 +12,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.report import pages, plots, style, tables
 from bnrnn.report.claims import claim_keys, load_claim, load_paper
 from bnrnn.report.index import render_index
-from bnrnn.report.runs import Run, load_runs
+from bnrnn.report.runs import Run, load_runs, order_in_words
 from bnrnn.training.results import Result, config_record
 
 KEY = "cooijmans2016/table1"
@@ -35,7 +35,7 @@ def result(
         10.0,
         5,
         ["abc"],
-        {"device": "cpu", **(env or {})},
+        {"device": "cpu", "evaluation_order": "shuffled", **(env or {})},
         record,
     )
 
@@ -178,6 +178,29 @@ def test_time_to_accuracy_says_how_many_seeds_got_there(tmp_path):
         "| not run | 750 ± 354 (n=2 of 3) | not run | 200 ± 141 (n=2 of 3) |"
     )
     assert row(text, "`smnist`", "reference on cpu", "0.8").endswith("| 500 (n=1 of 3) | not run | 100 (n=1 of 3) |")
+
+
+def test_numbers_of_batch_statistics_in_the_order_of_the_file_are_marked(tmp_path):
+    """Only those of a model with batch normalization whose data is shuffled now, and only those of batch statistics."""
+    before = {"evaluation_order": "file"}
+    for model in ("lstm", "bn_lstm"):
+        put(tmp_path, result("cpu", env=before, model=model, data="pmnist", seed="0"), curve((500, 100.0, 0.5)))
+    put(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed="0"), curve((500, 100.0, 0.5)))
+    by_cell = {(run.overrides["data"], run.overrides["model"]): run for run in load_runs(KEY, tmp_path)}
+    lstm, bn, shuffled = (by_cell[c] for c in (("pmnist", "lstm"), ("pmnist", "bn_lstm"), ("smnist", "bn_lstm")))
+    assert (lstm.in_file_order, bn.in_file_order, shuffled.in_file_order) == (False, True, False)
+    marked = row(reach(tmp_path), "`pmnist`", "reference on cpu", "0.5")
+    assert marked.endswith(r"| 500 (n=1) | 500 (n=1) \* | 100 (n=1) | 100 (n=1) \* |")
+    text = tables.render_summary([bn])
+    assert r"50.0 (n=1) \* | 99.0 (n=1) |" in text and r"\* evaluated in the order of the file" in text
+    assert r"\*" not in tables.render_summary([lstm, shuffled])
+    assert order_in_words(bn) == "file" and order_in_words(shuffled) == "shuffled"
+    pieces = [{"update": 0}, {"update": 70, "evaluation_order": "shuffled"}]
+    changed = dataclasses.replace(bn, result=dataclasses.replace(shuffled.result, pieces=pieces))
+    assert changed.in_file_order and order_in_words(changed) == "shuffled, in the order of the file before update 70"
+    config = bn.result.config | {"data": {"_target_": "bnrnn.data.babi.BAbI", "task": 1}}
+    readers = dataclasses.replace(bn, result=dataclasses.replace(bn.result, config=config))
+    assert not readers.in_file_order, "their released code reads the file in order"
 
 
 def test_seconds_of_engines_hardware_and_threads_are_not_averaged(tmp_path):
