@@ -88,8 +88,10 @@ def from_loss(name: str, loss: float) -> dict[str, float]:
 def axis_title(key: str) -> str:
     """The axis title for `<split>/<metric>` in figures. Validation curves are measured with batch statistics."""
     metric, split = metric_of(key), key.split("/")[0]
-    if metric is None or split not in ("train", "valid"):
+    if metric is None or split not in ("train", "valid", "train_set"):
         return key
+    if split == "train_set":
+        return f"{metric.title} of the training set (batch statistics)"
     return f"training {metric.title}" if split == "train" else f"validation {metric.title} (batch statistics)"
 
 

@@ -1,5 +1,6 @@
 """Reads the claims of the papers: the entries of experiments/<paper>/claims.yaml."""
 
+import json
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any
 
 import yaml
 
-from bnrnn.config import ROOT
+from bnrnn.config import ROOT, sweep
 from bnrnn.errors import BnrnnError
 from bnrnn.files import read_text, reading
 
+POINTS = "points.json"  # beside claims.yaml: the points of the paper's curves
 NOT_TABLES = ("paper", "claims", "needs")  # sections of a claims.yaml that are not tables or figures
 
 
@@ -42,7 +44,30 @@ def load_claim(key: str) -> dict[str, Any]:
     claims = read_claims(path)
     if name not in claims:
         raise BnrnnError(f"{path} has no entry {name!r}: it has {', '.join(k for k in claims if k not in NOT_TABLES)}")
-    return claims[name]
+    entry, points = claims[name], read_points(path.with_name(POINTS))
+    curves = [
+        curve | ({"points": points[name]} if (name := curve.get("like", curve["figure"])) in points else {})
+        for curve in entry.get("curves", [])
+    ]
+    return entry | ({"curves": curves} if curves else {})
+
+
+@cache
+def read_points(path: Path) -> dict[str, dict[str, dict[str, dict[int, float]]]]:
+    """The points of a paper's curves, by figure, row, column and update; {} for a paper without this file."""
+    if not path.exists():
+        return {}
+    with reading(path, "restore it with git", "a file of points"):
+        figures = json.loads(read_text(path, "restore it with git", "a file of points"))
+        return {
+            f: {r: {c: dict(p) for c, p in cols.items()} for r, cols in rows.items()} for f, rows in figures.items()
+        }
+
+
+def rows_of(key: str) -> list[str]:
+    """The rows of a table or figure: those of the recipe's sweep, or with `rows_shown` these."""
+    claim = load_claim(key)
+    return claim.get("rows_shown") or sweep(key)[claim["rows"]]
 
 
 def load_paper(paper: str) -> str:

@@ -5,7 +5,7 @@ from itertools import groupby
 from pathlib import Path
 
 from bnrnn.report.claims import claim_keys, load_claim, load_paper
-from bnrnn.report.runs import load_runs
+from bnrnn.report.runs import load_borrowed, load_runs
 from bnrnn.report.tables import sections
 from bnrnn.report.unfinished import load_unfinished
 
@@ -55,7 +55,10 @@ def _render_tables(key: str, results_dir: Path) -> str:
     if "analysis" in claim:
         return ""
     parts = []
-    runs, unfinished = load_runs(key, results_dir), load_unfinished(key, results_dir)
+    runs, unfinished = (
+        [*load_runs(key, results_dir), *load_borrowed(key, results_dir)],
+        load_unfinished(key, results_dir),
+    )
     for title, table in sections(key, claim, runs, unfinished, collapse=True).items():
         short = title.removeprefix(claim["title"]).lstrip(",: ")
         parts.append(f"**{short[0].upper()}{short[1:]}**\n\n{table}")

@@ -14,8 +14,8 @@ from bnrnn.report.claims_page import claim_pages, render_short
 from bnrnn.report.full_length import render as render_full_length
 from bnrnn.report.index import render_index
 from bnrnn.report.rule_history import has_history
-from bnrnn.report.runs import in_figures, load_runs, run_files
-from bnrnn.report.tables import render, render_summary
+from bnrnn.report.runs import load_borrowed, load_runs, run_files
+from bnrnn.report.tables import drawn, render, render_summary
 from bnrnn.report.unfinished import load_unfinished
 from bnrnn.report.verdicts import Claim, load_claims
 
@@ -54,8 +54,8 @@ def draw(key: str, results_dir: Path) -> list[Path]:
         path = results_dir / f"{key}.png"
         plots.draw_sweep(key, results_dir, path)
         return [path]
-    runs = [*load_runs(key, results_dir), *load_unfinished(key, results_dir)]
-    curves = claim["curves"] if in_figures(key, runs) else []
+    runs = [*load_runs(key, results_dir), *load_borrowed(key, results_dir), *load_unfinished(key, results_dir)]
+    curves = drawn(key, claim, runs)
     paths = {results_dir / Path(key).parent / f"{curve['figure']}.png": curve for curve in curves}
     for path, curve in paths.items():
         plots.draw_curve(key, curve, results_dir, path)

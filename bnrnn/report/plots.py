@@ -15,15 +15,16 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from bnrnn.config import label, sweep
 from bnrnn.metrics import axis_title
-from bnrnn.report.claims import load_claim
+from bnrnn.report.claims import load_claim, rows_of
 from bnrnn.report.outcomes import student_interval
-from bnrnn.report.runs import Run, in_figures, load_runs, longest
-from bnrnn.report.style import ACROSS, LOOKS, PANEL, Look, legend_below, save
+from bnrnn.report.runs import Run, depends_on_order, in_figures, load_borrowed, load_runs, longest
+from bnrnn.report.style import ACROSS, LOOKS, PANEL, Look, legend_below, looks_of, save
 from bnrnn.report.unfinished import load_unfinished
 
 WIDE = 10.0  # losses that differ by more than this factor have a logarithmic axis
 EXPLODED = 1000.0  # a loss above so many times the lowest one does not determine the range of an axis
 FEW = 15  # curves with at most so many points have markers
+MANY = 25  # the paper's points are circles up to this number, and a dotted line beyond it
 WIDTH = 105  # characters of a line of a caption
 HEIGHT = 44  # characters of a vertical line: the title of an axis
 SPAN = 0.2  # the least range of an axis of accuracies or errors: a smaller one would exaggerate differences
@@ -77,7 +78,14 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, uni
         ax.plot(*zip(*alone, strict=True), color=look.color, alpha=0.9, linewidth=1.2)
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
     x, y = ([mean(curve[u][k] for curve in curves) for u in shared] for k in (0, 1))
-    ax.plot(x, y, **style, linewidth=2.0, label=name, marker=look.marker if len(x) <= FEW else None, markersize=5)
+    marker = look.marker if len(x) <= FEW else None
+    until = max(run.file_order_until for run in runs) if depends_on_order(metric) else 0
+    early = sum(update < until for update in shared)  # evaluations in the order of the file are drawn pale
+    pale = f"{name}, order of the file"
+    ax.plot(x[: early + 1], y[: early + 1], **style, linewidth=1.6, alpha=0.5, marker=marker, markersize=5,
+            label=pale if early else None)  # fmt: skip
+    ax.plot(x[early:], y[early:], **style, linewidth=2.0, marker=marker, markersize=5,
+            label=name if early < len(shared) else None)  # fmt: skip
     if len(curves) >= 3:
         low, high = zip(*(student_interval([curve[u][1] for curve in curves]) for u in shared), strict=True)
         lines = ax.dataLim.frozen()
@@ -89,6 +97,7 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, uni
 def draw_panel(
     ax: Axes, runs: list[Run], rows: dict[str, str], at: Callable[[Run, str], bool], metric: str,
     points: dict[str, dict[int, float]], unit: float | None = None, chance: float | None = None,
+    most: float | None = None,
 ) -> None:  # fmt: skip
     """Plot one curve per row of the table, with the paper's points up to the length of our runs.
 
@@ -98,19 +107,24 @@ def draw_panel(
         points: the paper's points by row and update.
         unit: as in `draw_runs`.
         chance: the value of guessing, drawn as a line if it lies within the panel.
+        most: the largest x to show.
     """
-    lasts = []
-    for look, row in zip(LOOKS, rows, strict=False):
+    lasts, looks = [], looks_of(rows)
+    for look, row in zip(looks, rows, strict=False):
         mine = [run for run in runs if at(run, row)]
         lost = sum(run.result.status == "diverged" for run in mine)
         counted = f"n={len(mine)}, {lost} diverged" if lost else f"n={len(mine)}"
         name = f"{rows[row]}{', ours' if points else ''} ({counted})"
         lasts.append(draw_runs(ax, mine, metric, look, name, unit))
-    last = max(lasts, default=0)
-    for look, row in zip(LOOKS, rows, strict=False):
+    last = min(max(lasts, default=0), most or math.inf)
+    for look, row in zip(looks, rows, strict=False):
         shown = {u: y for u, y in points.get(row, {}).items() if u <= 1.02 * last or not last}
-        ax.plot(list(shown), list(shown.values()), "o", color=look.color, markerfacecolor="none", markersize=8,
-                markeredgewidth=1.5, label=f"{rows[row]}, paper" if shown else None)  # fmt: skip
+        paper: dict[str, Any] = {"color": look.color, "label": f"{rows[row]}, paper" if shown else None}
+        if len(points.get(row, {})) > MANY:
+            ax.plot(list(shown), list(shown.values()), linestyle=(0, (1, 1)), linewidth=1.2, alpha=0.9, **paper)
+        else:
+            ax.plot(list(shown), list(shown.values()), "o", markerfacecolor="none", markersize=8, markeredgewidth=1.5,
+                    **paper)  # fmt: skip
     if last:
         ax.set_xlim(0, 1.03 * last)
     ax.xaxis.set_major_locator(MaxNLocator(6))
@@ -146,9 +160,10 @@ def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -
 
     Unfinished runs are shown against updates only: they were often trained on several machines.
     """
-    claim, finished = load_claim(key), in_figures(key, load_runs(key, results_dir))
+    claim = load_claim(key)
+    finished = in_figures(key, [*load_runs(key, results_dir), *load_borrowed(key, results_dir)])
     runs = [*finished, *in_figures(key, load_unfinished(key, results_dir))]
-    rows = {row: named(claim["rows"], row) for row in sweep(key)[claim["rows"]]}
+    rows = {row: named(claim["rows"], row) for row in rows_of(key)}
     cols = [c for c in sweep(key)[claim["cols"]] if any(r.overrides.get(claim["cols"]) == c for r in runs)]
     below = "reach" in curve
     width = min(ACROSS, max(1, len(cols)))
@@ -163,7 +178,9 @@ def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -
         mine = [run for run in runs if run.overrides.get(claim["cols"]) == col]
         points = {row: of_row[col] for row, of_row in curve.get("points", {}).items() if col in of_row}
         chance = curve.get("chance", {}).get(col)
-        draw_panel(ax, longest(mine), rows, at, curve["metric"], points, chance=chance)
+        ends = sorted(max((r.result.updates for r in mine if at(r, row)), default=0) for row in rows)
+        most = ends[-2] if "borrows" in claim and len(ends) > 1 else None  # a borrowed run may be much longer
+        draw_panel(ax, longest(mine), rows, at, curve["metric"], points, chance=chance, most=most)
         ax.set_title(named(claim["cols"], col))
         of_col = [run for run in finished if run.overrides.get(claim["cols"]) == col]
         if below and of_col:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -23,6 +23,7 @@ from bnrnn.data.base import FILE as FILE_ORDER
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import READ, from_loss, sign
+from bnrnn.report.claims import load_claim, rows_of
 from bnrnn.training.log import METRICS, REMEDY, record_lines
 from bnrnn.training.pieces import file_order_until
 from bnrnn.training.results import FILE, Result, config_hash, config_record, flat
@@ -74,8 +75,13 @@ class Run:
         return value
 
     def in_grid(self, key: str) -> bool:
-        """Whether the run is a cell of the experiment's grid, of any seed and length, without other overrides."""
-        grid, own = sweep(key), {k: v for k, v in self.overrides.items() if k != "seed" and not k.startswith("budget.")}
+        """Whether the run is a cell of the experiment's grid, of any seed and length, without other overrides.
+
+        The rows that its table shows beside those of the grid count too.
+        """
+        claim = load_claim(key)
+        grid = sweep(key) | ({claim["rows"]: rows_of(key)} if claim.get("rows_shown") else {})
+        own = {k: v for k, v in self.overrides.items() if k != "seed" and not k.startswith("budget.")}
         return all(v in grid.get(k, []) for k, v in own.items())
 
     @property
@@ -131,6 +137,11 @@ class Run:
                 series[update] = from_loss(name, average).get(name, average)
                 total, counted = 0.0, seen
         return series
+
+    def mean_within(self, metric: str, low: int, high: int) -> float | None:
+        """The mean of the metric over the evaluations after update `low` and up to `high`; None without one."""
+        values = [value for update, value in self.series(metric).items() if low < update <= high]
+        return mean(values) if values else None
 
     def measured(self, metric: str) -> float:
         """One number for a metric. `train/...` is the one of the best epoch. Others are those of the selected model,
@@ -289,6 +300,18 @@ def load_runs(key: str, results_dir: Path) -> list[Run]:
         ]
 
     return sorted(runs, key=place)
+
+
+def load_borrowed(key: str, results_dir: Path) -> list[Run]:
+    """The finished runs of other experiments that rows of this one show too, as runs of these rows (`borrows`)."""
+    claim, found = load_claim(key), []
+    for row, given in claim.get("borrows", {}).items():
+        where = {name: value for name, value in given.items() if name != "experiment"}
+        for run in load_runs(given["experiment"], results_dir):
+            own = {name: value for name, value in run.overrides.items() if name in where}
+            if own == where and run.in_grid(given["experiment"]):
+                found.append(replace(run, overrides=run.overrides | {claim["rows"]: row}))
+    return found
 
 
 def in_figures(key: str, runs: Iterable[Run]) -> list[Run]:

@@ -1,5 +1,8 @@
 """One style for all figures: colors, lines and markers that differ also in grey and for the color-blind."""
 
+import re
+from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -7,7 +10,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 
 from bnrnn.files import atomic_write
 
@@ -26,6 +31,18 @@ LOOKS = [
     Look("#CC79A7", (0, (3, 1)), "D"), Look("#E69F00", "-", "v"), Look("#56B4E9", (0, (1.5, 1)), "P"),
     Look("#000000", (0, (6, 1, 1, 1, 1, 1)), "*"),
 ]  # fmt: skip
+
+
+def looks_of(rows: Iterable[str]) -> list[Look]:
+    """The looks of the rows of a table: those of LOOKS or, if all rows are numbers, colors in the order of the rows."""
+    rows = list(rows)
+    if len(rows) < 4 or not all(NUMBER.fullmatch(row) for row in rows):
+        return LOOKS
+    colors = plt.get_cmap("viridis")(np.linspace(0.0, 0.92, len(rows)))
+    return [Look(to_hex(color), look.line, look.marker) for color, look in zip(colors, cycle(LOOKS), strict=False)]
+
+
+NUMBER = re.compile(r"[0-9.e+-]+")
 PANEL = (5.4, 4.3)  # inches
 ACROSS = 3  # panels beside each other
 

@@ -1,17 +1,17 @@
 """Renders result pages: our numbers beside the published ones, short runs beside the paper's curve, and summaries."""
 
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from bnrnn.config import sweep
 from bnrnn.metrics import METRICS, SCORES, in_words
-from bnrnn.report.claims import load_claim
+from bnrnn.report.claims import load_claim, rows_of
 from bnrnn.report.markdown import NONE, markdown, spread
 from bnrnn.report.outcomes import CONTRADICTED, HOLDS, LEAST_PAIRS, within
-from bnrnn.report.runs import Run, depends_on_order, group, in_figures, load_runs, longest
+from bnrnn.report.runs import Run, depends_on_order, group, in_figures, load_borrowed, load_runs, longest
 from bnrnn.report.unfinished import load_unfinished, render_unfinished
 
 COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the main metric of the run
@@ -26,6 +26,9 @@ COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the mai
 ]
 IN_FILE_ORDER = "\\*"  # marks numbers of batch statistics in the order of the file
 MISSING = "not run at this length"  # the verdict of a cell without runs
+WINDOWS = """Means over all points of the paper's curve, and over all our evaluations, within windows of updates (above
+the first bound, up to the second); ours are mean ± standard deviation over runs.
+"""
 REACH = """Updates and seconds until the first evaluation that reaches the level or a better one: mean ± standard
 deviation over the runs that reached it, and their number n of all runs. Runs are evaluated every {every} updates, so
 updates and seconds are rounded up to the next evaluation. Seconds are wall-clock time of training updates, without
@@ -37,16 +40,16 @@ run of an engine has reached are left out.
 def render(key: str, results_dir: Path) -> str:
     """The page of a table or figure: its sections, its figures, and all its runs."""
     claim, runs, unfinished = load_claim(key), load_runs(key, results_dir), load_unfinished(key, results_dir)
+    shown = [*runs, *load_borrowed(key, results_dir)]
     notes = f"experiments/{key.split('/')[0]}/notes.md"
     parts = [f"# {claim['title']}\n", f"Recipe: `conf/experiment/{key}.yaml`. Deviations: `{notes}`.\n"]
-    parts += [f"## {title}\n\n{table}" for title, table in sections(key, claim, runs, unfinished).items()]
+    parts += [f"## {title}\n\n{table}" for title, table in sections(key, claim, shown, unfinished).items()]
     if "cited" in claim:
         parts.append(f"## {claim['title']}: quoted from the paper, not ours\n\n{render_cited(claim)}")
     for curve in claim["curves"]:
         if "reach" in curve:
-            parts.append(f"## {curve['title']}: time to each level\n\n{render_reach(key, claim, curve, runs)}")
-    figures = claim["curves"] if in_figures(key, [*runs, *unfinished]) else []  # a figure without runs would be empty
-    figures = [*figures, *([claim["search"]] if "search" in claim else [])]
+            parts.append(f"## {curve['title']}: time to each level\n\n{render_reach(key, claim, curve, shown)}")
+    figures = [*drawn(key, claim, [*shown, *unfinished]), *([claim["search"]] if "search" in claim else [])]
     parts += [f"![{figure['title']}]({figure['figure']}.png)\n" for figure in figures]
     if any("test/bleu4" in run.result.metrics for run in runs):
         parts.append(f"## Scores of captions\n\n{render_scores(runs)}")
@@ -54,6 +57,13 @@ def render(key: str, results_dir: Path) -> str:
         parts.append(f"## Unfinished runs\n\n{render_unfinished(unfinished)}")
     parts.append(f"## All finished runs\n\n{render_summary(runs)}")
     return "\n".join(parts)
+
+
+def drawn(key: str, claim: dict[str, Any], runs: list[Run]) -> list[dict[str, Any]]:
+    """The curves of an entry for which there are runs: a figure without any would be empty."""
+    shown = in_figures(key, runs)
+    measured = {name for run in shown for record in run.records for name in record}
+    return [curve for curve in claim["curves"] if shown and ("like" not in curve or curve["metric"] in measured)]
 
 
 def sections(
@@ -69,7 +79,7 @@ def sections(
     for part in claim.get("published", []):
         title = f"{claim['title']}, {part['what']}: published and ours at the paper's length"
         tables[title] = render_published(key, claim, part, runs, collapse)
-    for curve in claim["curves"]:
+    for curve in drawn(key, claim, [*runs, *unfinished]) or claim["curves"]:
         if "points" in curve:
             title = curve["title"] + ": the paper's curve and ours at equal updates"
             tables[title] = render_curve(key, claim, curve, [*runs, *unfinished])
@@ -138,7 +148,7 @@ def render_cited(claim: dict[str, Any]) -> str:
 def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
     """The results of every cell, with a row for each budget of its runs, for quantities without a published number."""
     rows, parts, planned = [], claim["measured"], len(sweep(key)["seed"])
-    for row, col in product(sweep(key)[claim["rows"]], sweep(key)[claim["cols"]]):
+    for row, col in product(rows_of(key), sweep(key)[claim["cols"]]):
         of_cell = [run for run in runs if not run.stale and _at(key, run, claim, row, col)]
         for (_, _), cell in group(of_cell).items():
             finished = [run for run in cell if run.result.status == "finished"]
@@ -188,27 +198,31 @@ def _verdict(cell: list[Run], part: dict[str, Any], published: float, planned: i
 
 
 def render_curve(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
-    """The paper's and our values at every update where both have a point."""
-    rows = []
+    """The means of the paper's points and of our evaluations, in every window of updates that a run has passed."""
+    rows, fresh = [], longest(run for run in runs if not run.stale)
     for row, cols in curve["points"].items():
         for col, points in cols.items():
-            fresh = longest(r for r in runs if not r.stale)
-            series = [r.series(curve["metric"]) for r in fresh if _at(key, r, claim, row, col)]
-            for update, published in points.items():
-                values = [s[update] for s in series if update in s]
-                if values:
-                    difference = f"{mean(values) - published:+.3f}"
-                    rows.append(
-                        [f"`{row}`", f"`{col}`", f"{update:,}", f"{published:.3f}", spread(values, 3), difference]
-                    )
+            cell = [run for run in fresh if _at(key, run, claim, row, col)]
+            for low, high in pairwise(curve["windows"]):
+                published = [value for update, value in points.items() if low < update <= high]
+                passed = [run for run in cell if run.result.updates >= high]
+                ours = [value for run in passed if (value := run.mean_within(curve["metric"], low, high)) is not None]
+                if published and ours:
+                    in_file = [run for run in passed if run.file_order_until > low]
+                    shown = marked(spread(ours, 3), in_file, curve["metric"])
+                    window = f"{low:,} to {high:,}"
+                    theirs = f"{mean(published):.3f} (points: {len(published)})"
+                    difference = f"{mean(ours) - mean(published):+.3f}"
+                    rows.append([f"`{row}`", f"`{col}`", window, theirs, shown, difference])
     if not rows:
-        return "No run has reached one of the paper's points.\n"
-    return markdown([claim["rows"], claim["cols"], "update", "paper", "ours", "difference"], rows)
+        return "No run has passed one of the windows of updates in which curves are compared.\n"
+    table = markdown([claim["rows"], claim["cols"], "updates", "paper", "ours", "difference"], rows)
+    return with_footnote(f"{WINDOWS}\n{table}")
 
 
 def render_reach(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
     """Updates and seconds to each level, with one column per model and one row per engine: engines differ in speed."""
-    metric, models, runs = curve["metric"], sweep(key)[claim["rows"]], [run for run in runs if not run.stale]
+    metric, models, runs = curve["metric"], rows_of(key), [run for run in runs if not run.stale]
     rows = []
     for col, levels in curve["reach"].items():
         wanted = {f"{level}": partial(Run.reached, metric=metric, level=level) for level in levels}

@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bnrnn.config import sweep
 from bnrnn.files import write_text
 from bnrnn.metrics import axis_title
-from bnrnn.report.claims import load_claim
+from bnrnn.report.claims import load_claim, rows_of
 from bnrnn.report.plots import EXPLODED, named
 from bnrnn.report.runs import Run, in_figures, longest
 
@@ -141,7 +140,7 @@ def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | N
 
 def _in_order(lines: list[Line], key: str, rows: str) -> list[Line]:
     """The lines in the order of the rows in the grid, so that a row has the same color in every plot of the page."""
-    order = [named(rows, value) for value in sweep(key)[rows]]
+    order = [named(rows, value) for value in rows_of(key)]
     return sorted(lines, key=lambda line: order.index(line.row) if line.row in order else len(order))
 
 

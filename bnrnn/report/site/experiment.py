@@ -13,7 +13,7 @@ from bnrnn.files import read_text
 from bnrnn.report.claims import load_analysis, load_claim, load_paper
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.pages import RESULTS, measured_keys, stored
-from bnrnn.report.runs import Run, load_runs
+from bnrnn.report.runs import Run, load_borrowed, load_runs
 from bnrnn.report.site import curves, missing
 from bnrnn.report.tables import render
 from bnrnn.report.unfinished import load_unfinished
@@ -57,7 +57,7 @@ def plot_of(key: str) -> curves.Plot | None:
     if analysis:
         is_measured = (RESULTS / f"{key}.json").exists()
         return curves.of_analysis(analysis, stored(key, RESULTS)) if is_measured else None
-    runs = runs_of(key)
+    runs = [*runs_of(key), *load_borrowed(key, RESULTS)]
     pages = {run.folder: f"{page_of(run)}.html" for run in runs}
     return curves.of_experiment(key, [*runs, *load_unfinished(key, RESULTS)], pages)
 
