@@ -74,16 +74,17 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, uni
         ax.plot(*zip(*curve.values(), strict=True), color=look.color, alpha=0.35, linewidth=0.8)
     if len(curves) > 1:
         *_, second, first = sorted(curves, key=max)
-        alone = [point for update, point in first.items() if update >= max(second)]
-        ax.plot(*zip(*alone, strict=True), color=look.color, alpha=0.9, linewidth=1.2)
+        alone = {update: point for update, point in first.items() if update >= max(second)}
+        until = max(run.file_order_until for run in runs if max(run.series(metric), default=0) == max(first))
+        for part, alpha in _parts(alone, until if depends_on_order(metric) else 0):
+            ax.plot(*zip(*part, strict=True), color=look.color, alpha=alpha, linewidth=1.2)
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
     x, y = ([mean(curve[u][k] for curve in curves) for u in shared] for k in (0, 1))
     marker = look.marker if len(x) <= FEW else None
     until = max(run.file_order_until for run in runs) if depends_on_order(metric) else 0
     early = sum(update < until for update in shared)  # evaluations in the order of the file are drawn pale
-    pale = f"{name}, order of the file"
     ax.plot(x[: early + 1], y[: early + 1], **style, linewidth=1.6, alpha=0.5, marker=marker, markersize=5,
-            label=pale if early else None)  # fmt: skip
+            label=f"{name}*" if early else None)  # fmt: skip
     ax.plot(x[early:], y[early:], **style, linewidth=2.0, marker=marker, markersize=5,
             label=name if early < len(shared) else None)  # fmt: skip
     if len(curves) >= 3:
@@ -92,6 +93,13 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, uni
         ax.fill_between(x, low, high, color=look.color, alpha=0.15, linewidth=0)
         ax.dataLim.set(lines)  # a wide interval does not determine the range of the axis
     return last
+
+
+def _parts(curve: dict[int, Any], until: float) -> list[tuple[list[Any], float]]:
+    """The points of a curve up to this update and from it on, with their opacities; the parts meet in one point."""
+    points = list(curve.values())
+    early = sum(update < until for update in curve)
+    return [(part, alpha) for part, alpha in ((points[: early + 1], 0.45), (points[early:], 0.9)) if len(part) > 1]
 
 
 def draw_panel(
@@ -129,7 +137,8 @@ def draw_panel(
         ax.set_xlim(0, 1.03 * last)
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
-    ax.set_xlabel(AXES[unit])
+    pale = depends_on_order(metric) and any(run.in_file_order for run in runs)
+    ax.set_xlabel(AXES[unit] + ("\n(*, pale: evaluated in the order of the file)" if pale else ""))
     title = axis_title(metric)
     ax.set_ylabel(title if len(title) <= HEIGHT else title.replace(" (", "\n("))
     _choose_range(ax, metric)
@@ -168,7 +177,9 @@ def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -
     below = "reach" in curve
     width = min(ACROSS, max(1, len(cols)))
     height = math.ceil(max(1, len(cols)) / width) * (1 + below)
-    fig, axes = plt.subplots(height, width, figsize=(PANEL[0] * width, PANEL[1] * height), squeeze=False)
+    entries = len(rows) + len(curve.get("points", {}))  # of the legend, two beside each other
+    high = PANEL[1] + 0.2 * max(0, math.ceil(entries / 2) - 3)
+    fig, axes = plt.subplots(height, width, figsize=(PANEL[0] * width, high * height), squeeze=False)
 
     def at(run: Run, row: str) -> bool:
         return run.overrides.get(claim["rows"]) == row

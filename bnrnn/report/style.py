@@ -56,7 +56,7 @@ plt.rcParams.update({
 def legend_below(ax: Axes, columns: int = 2) -> None:
     """The legend below the panel, where it covers no line."""
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=columns)
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15 - 0.06 * ax.get_xlabel().count("\n")), ncols=columns)
 
 
 def save(figure: Any, path: Path) -> None:
