@@ -65,7 +65,6 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, uni
             )
             ax.plot(*end, "X", color=look.color, markersize=9, markeredgecolor="white", clip_on=False, zorder=3,
                     transform=ax.transData if curve else ax.get_xaxis_transform())  # fmt: skip
-    style = {"color": look.color, "linestyle": look.line}
     if not curves:
         if runs:  # all runs diverged before their first evaluation
             ax.plot([], [], "X", color=look.color, label=name)
@@ -83,10 +82,11 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, uni
     marker = look.marker if len(x) <= FEW else None
     until = max(run.file_order_until for run in runs) if depends_on_order(metric) else 0
     early = sum(update < until for update in shared)  # evaluations in the order of the file are drawn pale
-    ax.plot(x[: early + 1], y[: early + 1], **style, linewidth=1.6, alpha=0.5, marker=marker, markersize=5,
-            label=f"{name}*" if early else None)  # fmt: skip
-    ax.plot(x[early:], y[early:], **style, linewidth=2.0, marker=marker, markersize=5,
-            label=name if early < len(shared) else None)  # fmt: skip
+    wide: dict[str, Any] = {"color": look.color, "linestyle": look.line, "marker": marker, "markersize": 5}
+    if early:
+        ax.plot(x[: early + 1], y[: early + 1], **wide, linewidth=1.6, alpha=0.5, label=f"{name}*")
+    if early < len(shared):
+        ax.plot(x[early:], y[early:], **wide, linewidth=2.0, label=name)
     if len(curves) >= 3:
         low, high = zip(*(student_interval([curve[u][1] for curve in curves]) for u in shared), strict=True)
         lines = ax.dataLim.frozen()
@@ -190,7 +190,7 @@ def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -
         points = {row: of_row[col] for row, of_row in curve.get("points", {}).items() if col in of_row}
         chance = curve.get("chance", {}).get(col)
         ends = sorted(max((r.result.updates for r in mine if at(r, row)), default=0) for row in rows)
-        most = ends[-2] if "borrows" in claim and len(ends) > 1 else None  # a borrowed run may be much longer
+        most = float(ends[-2]) if "borrows" in claim and len(ends) > 1 and ends[-2] else None  # borrowed: much longer
         draw_panel(ax, longest(mine), rows, at, curve["metric"], points, chance=chance, most=most)
         ax.set_title(named(claim["cols"], col))
         of_col = [run for run in finished if run.overrides.get(claim["cols"]) == col]

@@ -205,7 +205,7 @@ def render_curve(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: l
             cell = [run for run in fresh if _at(key, run, claim, row, col)]
             for low, high in pairwise(curve["windows"]):
                 published = [value for update, value in points.items() if low < update <= high]
-                passed = [run for run in cell if run.result.updates >= high]
+                passed = [run for run in cell if max(run.series(curve["metric"]), default=0) >= high]
                 ours = [value for run in passed if (value := run.mean_within(curve["metric"], low, high)) is not None]
                 if published and ours:
                     in_file = [run for run in passed if run.file_order_until > low]

@@ -12,7 +12,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.report import pages, plots, style, tables
 from bnrnn.report.claims import claim_keys, load_claim, load_paper
 from bnrnn.report.index import render_index
-from bnrnn.report.runs import Run, load_runs, order_in_words
+from bnrnn.report.runs import Run, load_borrowed, load_runs, order_in_words
 from bnrnn.training.results import Result, config_record
 
 KEY = "cooijmans2016/table1"
@@ -117,8 +117,10 @@ def test_short_runs_are_never_the_tables_number(tmp_path):
     text = tables.render(KEY, tmp_path)
     published, rest = text.split("equal updates")
     assert "95.40" not in published
-    assert row(rest, "`bn_lstm`", "`pmnist`", "2,500").endswith("| 0.782 | 0.750 (n=1) | -0.032 |")
-    assert "1,000" not in rest.split("## All")[0], "we have no evaluation there"
+    first = row(rest, "`bn_lstm`", "`pmnist`", "0 to 1,000")
+    assert first.endswith("| 0.600 (points: 2) | 0.500 (n=1) | -0.100 |"), "the mean of .545 and .656"
+    assert "0.750 (n=1)" in row(rest, "`bn_lstm`", "`pmnist`", "1,000 to 2,500")
+    assert "2,500 to 5,000" not in rest.split("## All")[0], "the run has not passed this window"
     assert row(rest, "data=pmnist model=bn_lstm", "cpu", "2,500")
 
 
@@ -144,7 +146,42 @@ def test_of_two_lengths_of_one_run_the_longer_gives_the_curve(tmp_path):
         put(tmp_path, result(budget, model="bn_lstm", data="pmnist", seed="0"),
             curve((1000, 100.0, accuracy)))  # fmt: skip
     text = tables.render(KEY, tmp_path)
-    assert "0.650 (n=1)" in row(text, "`bn_lstm`", "`pmnist`", "1,000")
+    assert "0.650 (n=1)" in row(text, "`bn_lstm`", "`pmnist`", "0 to 1,000")
+
+
+def test_the_papers_curves_have_the_points_that_were_read_off_before():
+    """Values of the figures that were read off twice, by different programs (update: value)."""
+    read = {
+        ("table1", "lstm", "smnist"): {500: 0.137, 20000: 0.429, 100000: 0.988},
+        ("table1", "lstm", "pmnist"): {500: 0.326, 10000: 0.776, 100000: 0.902},
+        ("table1", "bn_lstm", "smnist"): {500: 0.639, 20000: 0.979, 100000: 0.989},
+        ("table1", "bn_lstm", "pmnist"): {500: 0.545, 10000: 0.894, 100000: 0.944},
+        ("table2", "lstm", "ptb_char"): {791: 2.223, 10283: 1.486},
+        ("table2", "bn_lstm", "ptb_char"): {791: 1.674, 7910: 1.470},
+        ("fig4a", "bn_e_star_star", "cnn_qa_top4"): {10000: 0.558, 67000: 0.440},
+        ("table4", "bn_e_star_star_full", "cnn_qa"): {1000: 0.681, 67000: 0.391},
+        ("fig6_pmnist", "0.1", "pmnist"): {2500: 0.71, 50000: 0.111},
+        ("fig6_ptb", "1.0", "ptb_char"): {12656: 0.841},
+    }
+    for (table, row_name, col), points in read.items():
+        curve = load_claim(f"cooijmans2016/{table}")["curves"][0]
+        found = curve["points"][row_name][col]
+        assert {u: found[u] for u in points} == pytest.approx(points, abs=0.005), (table, row_name)
+        assert curve["windows"] == sorted(set(curve["windows"]))
+    counts = [
+        len(load_claim(KEY)["curves"][0]["points"][m][d]) for m in ("lstm", "bn_lstm") for d in ("smnist", "pmnist")
+    ]
+    assert min(counts) >= 190, "about one point for each of 200 epochs"
+
+
+def test_a_row_shows_the_runs_that_it_borrows(tmp_path):
+    """Gamma 0.1 of Fig. 6 is the BN-LSTM of Table 1."""
+    put(tmp_path, result("cpu", model="bn_lstm", data="pmnist", seed="0"), curve((500, 1.0, 0.5)))
+    put(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed="0"), curve((500, 1.0, 0.5)))
+    put(tmp_path, result("cpu", model="lstm", data="pmnist", seed="0"), curve((500, 1.0, 0.5)))
+    (run,) = load_borrowed("cooijmans2016/fig6_pmnist", tmp_path)
+    assert run.overrides == {"data": "pmnist", "model": "bn_lstm", "seed": "0", "model.layer.gamma_init": "0.1"}
+    assert run.in_grid("cooijmans2016/fig6_pmnist") and load_borrowed(KEY, tmp_path) == []
 
 
 def test_training_metrics_are_averaged_between_evaluations():

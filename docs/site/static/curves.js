@@ -110,7 +110,7 @@
           showlegend: false, marker: { color, symbol: "x", size: 9 }, hovertemplate: `diverged: last finite value<br>${row}<extra></extra>` });
       }
       plot.points.filter((p) => p.row === row && p.panel === panel && p.metric === state.metric && state.axis in p.x).forEach((p) => found.push({
-        type: "scatter", mode: "markers", x: p.x[state.axis], y: p.y, name: `${row}, paper`, legendgroup: `${row}, paper`,
+        type: "scatter", mode: p.y.length > 25 ? "lines" : "markers", line: { color, dash: "dot", width: 1.2 }, x: p.x[state.axis], y: p.y, name: `${row}, paper`, legendgroup: `${row}, paper`,
         marker: { color, symbol: "circle-open", size: 9, line: { width: 2 } },
         hovertemplate: `%{y:.5g}<br>%{x:,.6~g} ${state.axis}<br>${row}, the paper's curve<extra></extra>`,
       }));
