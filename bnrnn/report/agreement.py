@@ -174,7 +174,7 @@ def published(run: Run) -> list[tuple[str, float, float, float]]:
     if key not in claim_keys() or not run.full_length or not run.in_grid(key):
         return []
     claim, found = load_claim(key), []
-    row, col = run.overrides.get(claim.get("rows")), run.overrides.get(claim.get("cols"))
+    row, col = (run.overrides.get(claim.get(axis, ""), "") for axis in ("rows", "cols"))
     for part in claim.get("published", []):
         printed = part["cells"].get(row, {}).get(col)
         measure = {"max": run.peak, "min": run.lowest, None: run.measured}[part.get("best")]
