@@ -31,7 +31,7 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	if [ "$(OUT)" -ef results ]; then $(PYTHON) scripts/make_tables.py; fi; \
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
-.PHONY: help setup quickstart test test-slow test-slurm sanitize lint types check tables compare site site-test data doctor bench running
+.PHONY: help setup quickstart test test-slow test-slurm sanitize lint types check tables verify compare site site-test data doctor bench running
 .PHONY: kernels versions stress gpu-evidence wheels campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
@@ -66,6 +66,8 @@ quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes 
 	@echo "      make reproduce-table1 BUDGET=smoke SEEDS=0                  does the paper's table run here? (minutes)"
 	@echo "      make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 OUT=outputs its first 2,500 updates (hours on two cores)"
 	@echo "      make help                                                   everything else"
+	@echo "Do these runs agree with the stored ones?"
+	@$(PYTHON) -m bnrnn.verify outputs/quickstart/$(BUDGET)
 
 ## Tests of the code
 test: setup  ## run the test suite; needs no GPU and no network
@@ -101,6 +103,10 @@ check: setup  ## fail if a rendered table differs from the stored results
 
 tables: setup  ## render tables and figures from results/
 	$(PYTHON) scripts/make_tables.py
+
+# Only an OUT that is given counts: the default of the other targets is the folder of the stored results itself.
+verify: setup  ## compare finished runs with the stored ones: default OUT=outputs
+	$(PYTHON) -m bnrnn.verify $(if $(filter file,$(origin OUT)),outputs,$(OUT))
 
 compare: setup  ## plot the curves of KEY=cooijmans2016/table1 in the terminal (METRIC=valid/loss OUT=results)
 	$(PYTHON) scripts/compare.py $(or $(KEY),cooijmans2016/table1) --results $(OUT) $(if $(METRIC),--metric $(METRIC))

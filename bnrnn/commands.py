@@ -32,6 +32,10 @@ def prepare() -> None:
     _run("prepare")
 
 
+def verify() -> None:
+    _run("verify")
+
+
 def _run(name: str) -> None:
     try:
         command = import_module(f"bnrnn.{name}")

@@ -71,8 +71,8 @@ def source(tmp_path_factory) -> Path:
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, folder)
-    for name in ("bnrnn", "conf", "examples", "experiments"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("bnrnn", "conf", "examples", "experiments", "results"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
     return folder
 
 
@@ -108,11 +108,14 @@ def test_the_citation_is_of_this_version_and_names_the_papers():
     assert cited == papers
 
 
-def test_the_wheel_has_the_code_its_kernels_the_configurations_and_the_claims(source, wheel):
+def test_the_wheel_has_the_code_its_kernels_the_configurations_the_claims_and_the_evidence(source, wheel):
     code = [p for p in (source / "bnrnn").rglob("*") if p.suffix in (".py", ".cpp", ".h", ".typed")]
     files = [*(source / "conf").rglob("*.yaml"), *(source / "experiments").glob("*/claims.yaml")]
     expected = {str(p.relative_to(source)) for p in code} | {f"bnrnn/{p.relative_to(source)}" for p in files}
+    expected.add("bnrnn/evidence.jsonl")
     assert {name for name in content(wheel) if ".dist-info/" not in name} == expected
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.getinfo("bnrnn/evidence.jsonl").compress_size < 300_000
 
 
 def test_the_source_distribution_builds_the_same_wheel(source, wheel, tmp_path):

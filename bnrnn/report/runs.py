@@ -248,7 +248,7 @@ def is_stale(key: str, budget: str, result: Result) -> bool:
         return True
 
 
-def _read_run(key: str, path: Path, results_dir: Path) -> tuple[str, Result, list[dict[str, Any]]]:
+def read_run(key: str, path: Path, results_dir: Path) -> tuple[str, Result, list[dict[str, Any]]]:
     """The budget, the result and the records of a run. Raises BnrnnError if they are damaged or of another run."""
     result = Result.read(path)
     budget, *name = path.relative_to(results_dir / key).parts[:-1]
@@ -265,7 +265,7 @@ def _read_run(key: str, path: Path, results_dir: Path) -> tuple[str, Result, lis
 
 def is_named_by(folder: str, overrides: dict[str, str]) -> bool:
     """Whether the name of a run's folder has these overrides and no others. Values of deletions are not compared."""
-    rest = re.sub(r",\++", ",", f",{folder},")
+    rest = re.sub(r",\++", ",", f",{folder},") if folder else ","
     for key, value in overrides.items():
         if key.startswith("~"):
             rest = re.sub(rf",{re.escape(key)}(=[^,]*)?(?=,)", "", rest, count=1)
@@ -287,7 +287,7 @@ def load_runs(key: str, results_dir: Path) -> list[Run]:
     runs = []
     for path in run_files(key, results_dir):
         try:
-            budget, result, records = _read_run(key, path, results_dir)
+            budget, result, records = read_run(key, path, results_dir)
         except BnrnnError as error:
             say_left_out(str(error))
         else:

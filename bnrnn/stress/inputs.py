@@ -132,7 +132,7 @@ def _runs(folder: Path) -> list[Input]:
     whole = [finished / name for name in (FILE, METRICS)]
     return [
         Input("result and metrics, for pages", finished,
-              lambda: runs._read_run("quickstart", finished / FILE, folder)[1], whole),
+              lambda: runs.read_run("quickstart", finished / FILE, folder)[1], whole),
         Input("trained model", finished, lambda: trained.load_trained(finished, "")[0],
               [finished / FILE, finished / MODEL]),
         Input("checkpoint and metrics, resumed", begun, lambda: train.train(cfg, begun).metrics,
