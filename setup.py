@@ -28,13 +28,8 @@ class BuildPy(build_py):
         super().run()
         if self.editable_mode:  # an editable install reads these files in the checkout
             return
-        for path in sorted(
-            [
-                *Path("conf").rglob("*.yaml"),
-                *Path("experiments").glob("*/claims.yaml"),
-                *Path("experiments").glob("*/points.json"),
-            ]
-        ):
+        papers = [path for name in ("claims.yaml", "points.json") for path in Path("experiments").glob(f"*/{name}")]
+        for path in sorted([*Path("conf").rglob("*.yaml"), *papers]):
             target = Path(self.build_lib, "bnrnn", path)
             self.mkpath(str(target.parent))
             self.copy_file(str(path), str(target))

@@ -110,7 +110,8 @@ def test_the_citation_is_of_this_version_and_names_the_papers():
 
 def test_the_wheel_has_the_code_its_kernels_the_configurations_the_claims_and_the_evidence(source, wheel):
     code = [p for p in (source / "bnrnn").rglob("*") if p.suffix in (".py", ".cpp", ".h", ".typed")]
-    files = [*(source / "conf").rglob("*.yaml"), *(source / "experiments").glob("*/claims.yaml")]
+    papers = [p for name in ("claims.yaml", "points.json") for p in (source / "experiments").glob(f"*/{name}")]
+    files = [*(source / "conf").rglob("*.yaml"), *papers]
     expected = {str(p.relative_to(source)) for p in code} | {f"bnrnn/{p.relative_to(source)}" for p in files}
     expected.add("bnrnn/evidence.jsonl")
     assert {name for name in content(wheel) if ".dist-info/" not in name} == expected
