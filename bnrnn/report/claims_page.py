@@ -61,7 +61,7 @@ def summary(claims: list[Claim]) -> str:
     ages = Counter(age(v.tests) for claim in claims for v in (claim.at_length, claim.early) if v.tests)
 
     def listed(counts: Counter[str]) -> str:
-        return ", ".join(f"{n} {word}" for word, n in counts.most_common() if word != NONE)
+        return ", ".join(f"{word} {n}" for word, n in counts.most_common() if word != NONE)
 
     return (
         f"Of {len(claims)} claims, at the paper's length: {listed(length)}. Early, or on other data: {listed(early)}. "

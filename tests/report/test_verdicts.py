@@ -273,7 +273,7 @@ def test_the_pages_of_the_claims_name_verdicts_effects_and_runs(tmp_path):
     assert "| not run | – | – | – | – |" in text
     both = claim(a_test(HOLDS), a_test(CONTRADICTED, **SHORTER))
     counted = summary([both, dataclasses.replace(both, name="C2"), claim(a_test(None))])
-    assert "at the paper's length: 2 holds, 1 not run. Early, or on other data: 2 disagrees." in counted
+    assert "at the paper's length: holds 2, not run 1. Early, or on other data: disagrees 2." in counted
     assert "4 verdicts rest on runs. The rules of 0 were all" in counted and "those of 4 are younger" in counted
     pages = claim_pages([both], tmp_path, measured={"cooijmans2016/table1"})
     assert set(pages) == {tmp_path / "claims.md", tmp_path / "claims/C1.md"}

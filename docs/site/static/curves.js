@@ -110,7 +110,8 @@
           showlegend: false, marker: { color, symbol: "x", size: 9 }, hovertemplate: `diverged: last finite value<br>${row}<extra></extra>` });
       }
       plot.points.filter((p) => p.row === row && p.panel === panel && p.metric === state.metric && state.axis in p.x).forEach((p) => found.push({
-        type: "scatter", mode: p.y.length > 25 ? "lines" : "markers", line: { color, dash: "dot", width: 1.2 }, x: p.x[state.axis], y: p.y, name: `${row}, paper`, legendgroup: `${row}, paper`,
+        type: "scatter", meta: "paper", mode: p.y.length > 25 ? "lines" : "markers", x: p.x[state.axis], y: p.y,
+        name: `${row}, paper`, legendgroup: `${row}, paper`, line: { color, dash: "dot", width: 1.2 },
         marker: { color, symbol: "circle-open", size: 9, line: { width: 2 } },
         hovertemplate: `%{y:.5g}<br>%{x:,.6~g} ${state.axis}<br>${row}, the paper's curve<extra></extra>`,
       }));
@@ -128,9 +129,9 @@
       const axis = (title, log, more) => ({ title: { text: title }, type: log ? "log" : "linear", gridcolor: grid, zeroline: false,
         automargin: true, exponentformat: "power", ...more });
       // As in the figures, the paper's curve is shown up to the length of our runs.
-      const ours = Math.max(...drawn.filter((t) => t.mode !== "markers").flatMap((t) => t.x));
+      const ours = Math.max(...drawn.filter((t) => t.meta !== "paper").flatMap((t) => t.x));
       const cut = !state.whole && !state.logX && Number.isFinite(ours) ? { range: [0, 1.05 * ours] } : { rangemode: state.logX ? "normal" : "tozero" };
-      if (cut.range) drawn.filter((t) => t.mode === "markers").forEach((t) => { t.y = t.y.map((y, i) => (t.x[i] <= cut.range[1] ? y : null)); });
+      if (cut.range) drawn.filter((t) => t.meta === "paper").forEach((t) => { t.y = t.y.map((y, i) => (t.x[i] <= cut.range[1] ? y : null)); });
       Plotly.react(figures[k], drawn, {
         title: panels.length > 1 ? { text: panel, font: { size: 15 } } : undefined,
         xaxis: axis(state.axis, state.logX, { tickformat: ",.7~g", ...cut }), yaxis: axis(plot.metrics[state.metric], state.logY),
