@@ -65,7 +65,10 @@ def measured(run_dir: Path, saved: dict[str, Any], data_dir: str, most: int | No
         return None
     chosen = dict(re.findall(r"(data|model|setting)=([^,/]+)", str(run_dir)))
     group = "setting" if "setting" in chosen and "model" not in chosen else "model"
-    about: dict[str, Any] = {"experiment": config["name"], "data": label("data", chosen.get("data", type(data).__name__))}
+    about: dict[str, Any] = {
+        "experiment": config["name"],
+        "data": label("data", chosen.get("data", type(data).__name__)),
+    }
     about |= {"model": label(group, chosen[group]), "metric": data.metric}
     about["updates"] = int(read_jsonl(run_dir / RECORDS)[-1]["update"])
     size, seeds = config["batch_size"], range(ORDERS if SHUFFLED in data.evaluation_orders else 0)
