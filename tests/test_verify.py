@@ -17,7 +17,7 @@ from bnrnn.data.base import sha256
 from bnrnn.files import read_record, write_record
 from bnrnn.metrics import READ
 from bnrnn.report import summary
-from bnrnn.report.agreement import CONSISTENT, DIFFERS, ITSELF, NOTHING, Finding, judge, prediction_interval
+from bnrnn.report.agreement import CONSISTENT, DIFFERS, ITSELF, NOTHING, Finding, prediction_interval
 from bnrnn.report.stored import Stored, load_new, summary_of
 from tests.report.test_runs import put
 from tests.report.test_unfinished import begin
@@ -217,24 +217,35 @@ def test_a_diverged_run_differs_from_finished_ones_and_agrees_with_diverged_ones
 
 @pytest.mark.parametrize("model", ["lstm", "bn_lstm"])
 def test_batch_statistics_of_another_evaluation_order_are_not_compared(tmp_path, model):
-    add(tmp_path, model=model, metrics={"valid/accuracy": 0.1})
-    ((run,), _), stored = load_new(tmp_path), Stored(RESULTS).finished(KEY)
-    finding = judge([(run, replace(summary_of(run), order="shuffled"))], stored)
+    path = add(tmp_path, model=model, metrics={"valid/accuracy": 0.1}) / "result.json"
+    assert found(tmp_path).state == DIFFERS  # in the same order
+    content = read_record(path, "")
+    for part in (content["environment"], *content["pieces"]):
+        part["evaluation_order"] = "file"
+    write_record(path, content | {"config": content["config"] | {"evaluation_order": "file"}})
+    finding = found(tmp_path)
     if model == "bn_lstm":
         assert finding.state == CONSISTENT and "test/accuracy, train/loss as in 5 stored seeds" in finding.why
-        told = "; valid/accuracy cannot be compared: evaluated in the order shuffled here, file there"
+        told = "; valid/accuracy cannot be compared: evaluated in the order file here, shuffled there"
         assert finding.why.endswith(told)
-        assert found(tmp_path).state == DIFFERS  # in the same order
     else:
         assert finding.state == DIFFERS and finding.why.startswith("valid/accuracy 0.1 is ")
-        assert finding.why.endswith("check first: evaluation order shuffled here, file there")
+        assert "; check first: evaluation order file here, shuffled there" in finding.why
+
+
+@pytest.mark.parametrize(("model", "points"), [("lstm", range(40, 401, 40)), ("bn_lstm", range(160, 401, 40))])
+def test_points_of_a_curve_in_an_earlier_evaluation_order_are_left_out(tmp_path, model, points):
+    content = read_record(add(tmp_path, model=model) / "result.json", "")
+    records = load_new(tmp_path)[0][0].records
+    content["pieces"] = [{"update": 0}, content["pieces"][0] | {"update": 120}]
+    assert list(summary.summarize(content, records, "").curve) == list(points)
 
 
 def test_a_result_that_names_no_evaluation_order_was_evaluated_in_the_order_of_the_files():
     content = json.loads((folder_of(RESULTS, 0, "lstm") / "result.json").read_text())
-    content.pop("evaluation_order", None)
+    assert summary.summarize(content, [], "").order == "shuffled"
+    content["environment"].pop("evaluation_order")
     assert summary.summarize(content, [], "").order == "file"
-    assert summary.summarize(content | {"evaluation_order": "shuffled"}, [], "").order == "shuffled"
 
 
 def test_a_quantity_that_is_equal_in_all_stored_seeds_is_not_compared(tmp_path):
@@ -317,3 +328,4 @@ def test_the_summary_has_the_main_metric_and_the_training_loss_of_the_pages():
         new, losses = summary_of(run), list(run.series("train/loss").values())
         assert new.numbers.get("train/loss") == (losses[-1] if losses else None)
         assert new.status == "diverged" or new.metric == run.metric
+        assert (new.normalizes, new.order) == (run.has_batch_norm, run.result.evaluation_order)

@@ -18,6 +18,7 @@ NOTHING = "nothing to compare with"
 STATES = (DIFFERS, CONSISTENT, ITSELF, NOTHING)  # a cell has the first state that one of its runs has
 LEAST = 3  # stored seeds that make an interval
 LEVEL = 0.95  # of all intervals of a run together
+APART = ("seed", "evaluation_order")  # options in which runs of one recipe may differ
 MEASURED = ("eval_batches", "population_batches")  # the options of the budget that change what a number means
 
 
@@ -43,13 +44,13 @@ def prediction_interval(values: Sequence[float], level: float = LEVEL) -> tuple[
 
 
 def recipe_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The identity of a configuration without its seed and its length."""
+    """The identity of a configuration without its seed, its length and the order in which it is evaluated."""
     budget = {k: config.get("budget", {}).get(k) for k in MEASURED}
-    return identity({k: v for k, v in config.items() if k != "seed"} | {"budget": budget})
+    return identity({k: v for k, v in config.items() if k not in APART} | {"budget": budget})
 
 
 def same_recipe(one: Summary, other: Summary) -> bool:
-    """Whether two runs differ at most in seed and length."""
+    """Whether two runs differ at most in seed, length and order of evaluation."""
     return one.key == other.key and recipe_of(one.config) == recipe_of(other.config)
 
 

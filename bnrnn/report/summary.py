@@ -26,7 +26,8 @@ class Summary:
     Args:
         config: the configuration that identifies the run.
         numbers: `test/<metric>` and `valid/<metric>` of the main metric, and `train/loss` at the end.
-        curve: `valid/<metric>` by update.
+        curve: `valid/<metric>` by update. If that depends on the order of evaluation, the points in its last order.
+        order: the order of sequences in evaluations.
         data: the digest of the data; None if the run is too old to have one.
         normalizes: whether the model has batch normalization, so that validation depends on the order of evaluation.
     """
@@ -68,10 +69,15 @@ def rounded(value: float) -> float:
 
 def summarize(result: dict[str, Any], records: list[dict[str, Any]], records_sha256: str) -> Summary:
     """The summary of a run from the content of its two files."""
-    metrics, environment, pieces = result["metrics"], result["environment"], result.get("pieces") or [{}]
+    metrics, environment = result["metrics"], result["environment"]
+    pieces = result.get("pieces") or [{"update": 0, **environment}]
+    order, normalizes = order_of(environment), has_gamma(result["config"].get("model", {}))
+    others = [n for n, piece in enumerate(pieces) if order_of(piece) != order]
+    since = pieces[others[-1] + 1]["update"] if normalizes and others and others[-1] + 1 < len(pieces) else 0
     names = metrics or {name for record in records for name in record}  # a run without result has records alone
     metric = next((name for name in MAIN if f"valid/{name}" in names), MAIN[-1])
-    numbers = {name: metrics[name] for name in (f"test/{metric}", f"valid/{metric}") if name in metrics}
+    name = f"valid/{metric}"
+    numbers = {split: metrics[split] for split in (f"test/{metric}", name) if split in metrics}
     loss = last_training_loss(records)
     return Summary(
         key=result["name"],
@@ -82,13 +88,25 @@ def summarize(result: dict[str, Any], records: list[dict[str, Any]], records_sha
         config=result["config"],
         metric=metric,
         numbers=numbers if loss is None else numbers | {"train/loss": loss},
-        curve={int(r["update"]): r[name] for r in records if r.get(name := f"valid/{metric}") is not None},
+        curve={int(r["update"]): r[name] for r in records if r.get(name) is not None and r["update"] > since},
         environment={name: environment.get(name, default) for name, default in ESSENTIALS.items()},
-        order=result.get("evaluation_order") or FILE_ORDER,
+        order=order,
         data=pieces[-1].get("data"),
-        normalizes=any(name.endswith(("_batch_statistics", "_population_statistics")) for name in metrics),
+        normalizes=normalizes,
         records_sha256=records_sha256,
     )
+
+
+def order_of(piece: dict[str, Any]) -> str:
+    """The order of sequences in the evaluations of a piece of a run."""
+    return piece.get("evaluation_order", FILE_ORDER)
+
+
+def has_gamma(config: Any) -> bool:
+    """Whether a model has batch normalization, as `Run.has_batch_norm`."""
+    if not isinstance(config, dict):
+        return False
+    return any(has_gamma(value) or (key == "gamma_init" and value is not None) for key, value in config.items())
 
 
 def last_training_loss(records: list[dict[str, Any]]) -> float | None:
