@@ -34,9 +34,9 @@ PLOT = """## Interactive plot
 
 <div id="curves" class="curves"><noscript>The plot needs JavaScript.</noscript></div>
 """
-OF_RUNS = """Thin lines are runs, thick lines their means over the seeds that are switched on, circles or dotted lines the \
-paper's curve. A cross marks the last finite value of a run that diverged. Click on a name in the legend to hide it, and on a \
-run's line to open its page. Seconds were measured on machines that also had other work."""
+OF_RUNS = """Thin lines are runs, thick lines their means over the seeds that are switched on, circles or dotted \
+lines the paper's curve. A cross marks the last finite value of a run that diverged. Click on a name in the legend to \
+hide it, and on a run's line to open its page. Seconds were measured on machines that also had other work."""
 OF_ANALYSIS = "Lines of one color belong together; click on a name in the legend to hide it. Circles are the paper's."
 
 

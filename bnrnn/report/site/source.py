@@ -102,7 +102,11 @@ def write_claims(folder: Path) -> None:
     names = [f"claims/{claim.name}" for claim in claims()]
     for name in names:
         write_text(folder / "results" / f"{name}.md", rendered(f"{name}.md"))
-    contents = "```{toctree}\n:hidden:\n\n" + "\n".join(f"{claim.name} <claims/{claim.name}>" for claim in claims()) + "\n```\n"
+    contents = (
+        "```{toctree}\n:hidden:\n\n"
+        + "\n".join(f"{claim.name} <claims/{claim.name}>" for claim in claims())
+        + "\n```\n"
+    )
     write_text(folder / "results" / "claims.md", f"{rendered('claims.md')}\n{contents}")
 
 
