@@ -99,14 +99,11 @@ def in_words(name: str) -> str:
 
 def write_claims(folder: Path) -> None:
     """Write the page of all claims, and that of each claim."""
-    names = [f"claims/{claim.name}" for claim in claims()]
+    names = [claim.name for claim in claims()]
     for name in names:
-        write_text(folder / "results" / f"{name}.md", rendered(f"{name}.md"))
-    contents = (
-        "```{toctree}\n:hidden:\n\n"
-        + "\n".join(f"{claim.name} <claims/{claim.name}>" for claim in claims())
-        + "\n```\n"
-    )
+        write_text(folder / "results" / "claims" / f"{name}.md", rendered(f"claims/{name}.md"))
+    entries = "\n".join(f"{name} <claims/{name}>" for name in names)
+    contents = f"```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
     write_text(folder / "results" / "claims.md", f"{rendered('claims.md')}\n{contents}")
 
 
