@@ -149,6 +149,13 @@ def test_the_commands_of_the_wheel_train_from_another_folder(scripts, tmp_path):
     assert "cnn_qa" in run(scripts / "bnrnn-prepare", "--help", cwd=tmp_path)
 
 
+def test_the_wheel_verifies_runs_with_the_evidence_in_it(scripts, tmp_path):
+    shutil.copytree(ROOT / "results" / "quickstart", tmp_path / "outputs" / "quickstart")
+    *lines, last = run(scripts / "bnrnn-verify", cwd=tmp_path).splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["consistent (the stored run itself)"] * 2
+    assert last == "2 cells: 0 consistent, 0 differ, 0 nothing to compare with, 2 the stored run itself"
+
+
 def test_the_layers_need_torch_numpy_and_jaxtyping_alone(scripts, tmp_path):
     message = run(scripts / "python", "-c", LAYERS_ALONE, cwd=tmp_path)
     assert message == "error: bnrnn-train needs hydra, which is not installed: pip install 'bnrnn[train]'\n"

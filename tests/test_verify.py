@@ -241,6 +241,14 @@ def test_points_of_a_curve_in_an_earlier_evaluation_order_are_left_out(tmp_path,
     assert list(summary.summarize(content, records, "").curve) == list(points)
 
 
+def test_a_curve_of_another_evaluation_order_is_not_compared(tmp_path):
+    path = add(tmp_path, model="bn_lstm", until=200) / "result.json"
+    assert found(tmp_path).state == CONSISTENT
+    content = read_record(path, "")
+    write_record(path, content | {"environment": content["environment"] | {"evaluation_order": "file"}})
+    assert found(tmp_path) == Finding(NOTHING, "evaluated in the order file here, shuffled there")
+
+
 def test_a_result_that_names_no_evaluation_order_was_evaluated_in_the_order_of_the_files():
     content = json.loads((folder_of(RESULTS, 0, "lstm") / "result.json").read_text())
     assert summary.summarize(content, [], "").order == "shuffled"

@@ -267,6 +267,8 @@ def _recorded(summary: Summary) -> dict[str, Any]:
 
 def _why_nothing(new: Summary, stored: list[Summary], alike: list[Summary]) -> str:
     """Why no stored run can be compared with a new one."""
+    if alike and all(_depends_on_order(f"valid/{new.metric}", new, s) for s in alike):
+        return f"evaluated in the order {new.order} here, {_or({s.order for s in alike})} there"
     if alike:
         lengths = ", ".join(f"{updates:,}" for updates in sorted({s.updates for s in alike}))
         return f"the stored runs have {lengths} updates, and were evaluated at none of this run's updates"
