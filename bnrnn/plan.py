@@ -128,15 +128,19 @@ def measure(record: dict[str, Any]) -> Cost:
 def passes(cfg: DictConfig, model: nn.Module) -> dict[str, int]:
     """The number of passes through each split that the evaluations of a whole run and its population statistics need.
 
-    Those through `train` estimate population statistics. `Trainer` and `train.measure` decide which there are.
+    Those through `train` estimate population statistics, or evaluate the training set. `Trainer` and `training.measure`
+    decide which there are. The last model is counted as if another one will be selected.
     """
     normalized, shared, budget = has_batch_norm(model), has_step_statistics(model), cfg.budget
     every = cfg.population_every if normalized else None
     chosen = 0 if every is None else -(-budget.updates // (every * budget.eval_every))
+    evaluations = -(-budget.updates // budget.eval_every)
+    last = evaluations > 1  # whether the last model may be measured beside the selected one
+    estimates = (normalized + chosen + last) * len(estimated_together(model)) if normalized else 0
     return {
-        "valid": -(-budget.updates // budget.eval_every) + chosen + normalized + shared,
-        "test": 1 + normalized + shared + (chosen > 0),
-        "train": (normalized + chosen) * len(estimated_together(model)) if normalized else 0,
+        "valid": evaluations + chosen + normalized + shared + last,
+        "test": 1 + normalized + shared + (chosen > 0) + last,
+        "train": estimates + (evaluations if cfg.evaluate_train else 0),
     }
 
 

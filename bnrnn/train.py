@@ -20,7 +20,6 @@ from omegaconf.errors import OmegaConfBaseException
 from bnrnn.config import CONF, checking_files, compose_config, without_labels
 from bnrnn.errors import BnrnnError, mendable, report_errors
 from bnrnn.files import make_folder, reading
-from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
 from bnrnn.metrics import has_java
 from bnrnn.training import checkpoint, mirror
 from bnrnn.training.build import build, engines_of, evaluation_order, optimizer_of
@@ -29,6 +28,7 @@ from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.lock import locked
 from bnrnn.training.log import METRICS, RunLog, read_jsonl, say, write_log
 from bnrnn.training.loop import Trainer
+from bnrnn.training.measure import measure, measure_best_again
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pack import Run, describe, in_packs
 from bnrnn.training.pieces import digest, joined, order_of
@@ -116,7 +116,7 @@ def _train(
         log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}, {how}")
         log.say(data.description)
         if saved is not None and order_before != trainer.order:
-            trainer.evaluate_best_again()
+            measure_best_again(trainer)
         trainer.fit()
         metrics = {} if state.diverged else measure(trainer)
         if "test/bleu4" in metrics:
@@ -211,43 +211,6 @@ def begin(saved: dict[str, Any] | None, path: Path) -> TrainState | None:
         return None
     with reading(existing(path) or path, REMEDY, "a checkpoint"):
         return TrainState(**{"cpu_seconds": None, **saved["state"]})  # checkpoints from before it was recorded
-
-
-def measure(trainer: Trainer) -> dict[str, float]:
-    """Restore the best weights, and measure validation and test with every kind of statistics.
-
-    `valid/<metric>` is measured with batch statistics, which also selected the model, and `test/<metric>` with
-    population statistics. The suffixes `_batch_statistics`, `_population_statistics` and `_shared_statistics`
-    (population statistics averaged over time) name the other measurements. The suffix `_chosen_by_population` names
-    those of the model that validation with population statistics selected; they exist only if the recipe sets
-    `population_every`. The suffix `_last` names those of the model after the last update, with population
-    statistics, if another model was selected.
-    """
-    model, best, best_population = trainer.model, trainer.state.best, trainer.state.best_population
-    assert best is not None
-    metrics: dict[str, float] = {}
-    if best["update"] < trainer.state.update:
-        if has_batch_norm(model):
-            trainer.estimate_population_statistics()
-        metrics |= _named(trainer.evaluate("valid") | trainer.evaluate("test"), "last")
-    if best_population is not None:
-        model.load_state_dict(best_population["model"])
-        metrics |= _named(best_population["metrics"] | trainer.evaluate("test"), "chosen_by_population")
-    model.load_state_dict(best["model"])
-    metrics |= best["metrics"]
-    if has_batch_norm(model):
-        with batch_statistics(model):
-            metrics |= _named(trainer.evaluate("test"), "batch_statistics")
-        trainer.estimate_population_statistics()
-        metrics |= _named(trainer.evaluate("valid"), "population_statistics")
-        if has_step_statistics(model):
-            with shared_statistics(model):
-                metrics |= _named(trainer.evaluate("valid") | trainer.evaluate("test"), "shared_statistics")
-    return metrics | trainer.evaluate("test") | trainer.evaluate_extra() | trainer.evaluate_generated()
-
-
-def _named(metrics: dict[str, float], suffix: str) -> dict[str, float]:
-    return {f"{name}_{suffix}": value for name, value in metrics.items()}
 
 
 def named_overrides(overrides: Iterable[str]) -> list[tuple[str, str]]:

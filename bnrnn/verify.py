@@ -18,7 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.report.agreement import CONSISTENT, DIFFERS, ITSELF, NOTHING, Finding, judge
-from bnrnn.report.runs import Run, group
+from bnrnn.report.run import Run
+from bnrnn.report.runs import group
 from bnrnn.report.stored import Stored, load_new, summary_of
 
 DAMAGED = "damaged"

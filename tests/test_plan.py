@@ -100,12 +100,12 @@ def test_a_cost_is_measured_and_nothing_written(model, data, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["lstm", "bn_lstm", "input_bn_lstm_sequence"])
-@pytest.mark.parametrize("every", [None, 1, 2])
-def test_the_passes_that_are_planned_are_those_of_a_run(model, every, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("every", "evaluate_train"), [(None, False), (1, False), (2, False), (None, True)])
+def test_the_passes_that_are_planned_are_those_of_a_run(model, every, evaluate_train, tmp_path, monkeypatch):
     cfg = compose_config(
         "data._target_=tests.toy.ToyWords", f"model={model}", "optim=sgd", "init@model.init=glorot", "batch_size=4",
         "population_batch_size=4", "model.hidden_size=8", "budget.updates=9", "budget.eval_every=2",
-        f"population_every={every or 'null'}", "wandb.mode=disabled",
+        f"population_every={every or 'null'}", "wandb.mode=disabled", f"evaluate_train={evaluate_train}",
     )  # fmt: skip
     count, one_pass = Counter({"valid": 0, "test": 0, "train": 0}), Trainer._pass
 
@@ -114,6 +114,7 @@ def test_the_passes_that_are_planned_are_those_of_a_run(model, every, tmp_path, 
         return one_pass(self, split, batch_size)
 
     monkeypatch.setattr(Trainer, "_pass", counted)
+    monkeypatch.setattr(Trainer, "_better", lambda self, metrics, best: False)  # so that the last model is not the best
     train(cfg, tmp_path)
     built, _, _, network = build(cfg)
     assert plan.passes(built, network) == count

@@ -9,7 +9,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from bnrnn.report.claims import claim_keys, load_claim
-from bnrnn.report.runs import Run, is_stale
+from bnrnn.report.run import Run
+from bnrnn.report.runs import is_stale
 from bnrnn.report.summary import Summary, rounded
 from bnrnn.training.results import flat, identity
 

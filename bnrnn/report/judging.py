@@ -16,7 +16,7 @@ from bnrnn.report.analyses import commits_of, results_of
 from bnrnn.report.claims import load_analysis
 from bnrnn.report.outcomes import Outcome
 from bnrnn.report.rules import PROPERTY, Pairing
-from bnrnn.report.runs import Run, depends_on_order
+from bnrnn.report.run import Run, depends_on_order
 
 Load = Callable[[str], list[Run]]  # the finished runs of an experiment
 

@@ -15,7 +15,7 @@ from typing import Any
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import sign
 from bnrnn.report.outcomes import CONTRADICTED, Outcome
-from bnrnn.report.runs import Run
+from bnrnn.report.run import Run
 
 NEVER = {  # remarks on runs that never got to a level: those of the first side, and those of the second
     "of": "a run of the first side never got there and counts with its length: the true ratio is larger",

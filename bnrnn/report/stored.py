@@ -9,7 +9,8 @@ from bnrnn.config import CONF, PACKAGE, ROOT
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError
 from bnrnn.files import read_text, reading
-from bnrnn.report.runs import Run, read_run, run_files, say_left_out
+from bnrnn.report.run import Run
+from bnrnn.report.runs import read_run, run_files, say_left_out
 from bnrnn.report.summary import Summary, found_results, summarize
 from bnrnn.report.unfinished import load_unfinished
 from bnrnn.training.log import METRICS, record_lines

@@ -1,7 +1,7 @@
 """Renders result pages: our numbers beside the published ones, short runs beside the paper's curve, and summaries."""
 
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -11,8 +11,10 @@ from bnrnn.metrics import METRICS, SCORES, in_words
 from bnrnn.report.claims import load_claim, rows_of
 from bnrnn.report.markdown import NONE, markdown, spread
 from bnrnn.report.outcomes import CONTRADICTED, HOLDS, LEAST_PAIRS, within
-from bnrnn.report.runs import Run, depends_on_order, group, in_figures, load_borrowed, load_runs, longest
+from bnrnn.report.run import Run
+from bnrnn.report.runs import group, in_figures, load_borrowed, load_runs, longest
 from bnrnn.report.unfinished import load_unfinished, render_unfinished
+from bnrnn.report.windows import in_cell, marked, render_curve, with_footnote
 
 COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the main metric of the run
     ("valid, batch", "valid/{m}"),
@@ -24,11 +26,7 @@ COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the mai
     ("test as one sequence", "test/{m}_one_sequence"),
     ("test in segments of 1,000", "test/{m}_segments_1000"),
 ]
-IN_FILE_ORDER = "\\*"  # marks numbers of batch statistics in the order of the file
 MISSING = "not run at this length"  # the verdict of a cell without runs
-WINDOWS = """Means over all points of the paper's curve, and over all our evaluations, within windows of updates (above
-the first bound, up to the second); ours are mean ± standard deviation over runs.
-"""
 REACH = """Updates and seconds until the first evaluation that reaches the level or a better one: mean ± standard
 deviation over the runs that reached it, and their number n of all runs. Runs are evaluated every {every} updates, so
 updates and seconds are rounded up to the next evaluation. Seconds are wall-clock time of training updates, without
@@ -132,7 +130,7 @@ def published_rows(key: str, claim: dict[str, Any], part: dict[str, Any], runs: 
     for col in sweep(key)[claim["cols"]]:
         for row, published in part["cells"].items():
             if col in published:
-                cell = [r for r in runs if r.full_length and _at(key, r, claim, row, col)]
+                cell = [r for r in runs if r.full_length and in_cell(key, r, claim, row, col)]
                 rows.append(
                     [f"`{row}`", f"`{col}`", f"{published[col]}", *_verdict(cell, part, published[col], planned)]
                 )
@@ -149,7 +147,7 @@ def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
     """The results of every cell, with a row for each budget of its runs, for quantities without a published number."""
     rows, parts, planned = [], claim["measured"], len(sweep(key)["seed"])
     for row, col in product(rows_of(key), sweep(key)[claim["cols"]]):
-        of_cell = [run for run in runs if not run.stale and _at(key, run, claim, row, col)]
+        of_cell = [run for run in runs if not run.stale and in_cell(key, run, claim, row, col)]
         for (_, _), cell in group(of_cell).items():
             finished = [run for run in cell if run.result.status == "finished"]
             shown = [
@@ -173,11 +171,6 @@ def _shown(run: Run, part: dict[str, Any]) -> float:
     return part.get("scale", 1) * extreme(part["metric"])
 
 
-def _at(key: str, run: Run, claim: dict[str, Any], row: str, col: str) -> bool:
-    """Whether a run belongs to this cell and has no other overrides."""
-    return run.in_grid(key) and run.overrides.get(claim["rows"]) == row and run.overrides.get(claim["cols"]) == col
-
-
 def _verdict(cell: list[Run], part: dict[str, Any], published: float, planned: int) -> list[str]:
     """[ours, difference, verdict] of the runs of one cell."""
     if not cell:
@@ -197,29 +190,6 @@ def _verdict(cell: list[Run], part: dict[str, Any], published: float, planned: i
     return [spread(values, digits, planned), f"{difference:+.{digits}f}", f"{verdict} (tolerance {part['tolerance']})"]
 
 
-def render_curve(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
-    """The means of the paper's points and of our evaluations, in every window of updates that a run has passed."""
-    rows, fresh = [], longest(run for run in runs if not run.stale)
-    for row, cols in curve["points"].items():
-        for col, points in cols.items():
-            cell = [run for run in fresh if _at(key, run, claim, row, col)]
-            for low, high in pairwise(curve["windows"]):
-                published = [value for update, value in points.items() if low < update <= high]
-                passed = [run for run in cell if max(run.series(curve["metric"]), default=0) >= high]
-                ours = [value for run in passed if (value := run.mean_within(curve["metric"], low, high)) is not None]
-                if published and ours:
-                    in_file = [run for run in passed if run.file_order_until > low]
-                    shown = marked(spread(ours, 3), in_file, curve["metric"])
-                    window = f"{low:,} to {high:,}"
-                    theirs = f"{mean(published):.3f} (points: {len(published)})"
-                    difference = f"{mean(ours) - mean(published):+.3f}"
-                    rows.append([f"`{row}`", f"`{col}`", window, theirs, shown, difference])
-    if not rows:
-        return "No run has passed one of the windows of updates in which curves are compared.\n"
-    table = markdown([claim["rows"], claim["cols"], "updates", "paper", "ours", "difference"], rows)
-    return with_footnote(f"{WINDOWS}\n{table}")
-
-
 def render_reach(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: list[Run]) -> str:
     """Updates and seconds to each level, with one column per model and one row per engine: engines differ in speed."""
     metric, models, runs = curve["metric"], rows_of(key), [run for run in runs if not run.stale]
@@ -230,7 +200,7 @@ def render_reach(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: l
             wanted[f"its own best + {curve['steady']:.0%}"] = partial(Run.steady, metric=metric, share=curve["steady"])
         for engine in sorted({run.engine for run in runs}):
             kept = longest(run for run in runs if run.engine == engine)
-            cells = [[run for run in kept if _at(key, run, claim, model, col)] for model in models]
+            cells = [[run for run in kept if in_cell(key, run, claim, model, col)] for model in models]
             for name, first in wanted.items():
                 times = [[time for run in cell if (time := first(run))] for cell in cells]
                 if any(times):
@@ -284,19 +254,6 @@ def render_summary(runs: list[Run]) -> str:
     data = "".join(f"\nData: {text}.\n" for text in sorted({run.result.data for run in runs} - {""}))
     statistics = "batch and population are the statistics that batch normalization used"
     return with_footnote(f"Measured: {units}; {statistics}.\n{data}\n{markdown(header, rows)}")
-
-
-def marked(text: str, runs: list[Run], metric: str) -> str:
-    """The text with a mark if it is of batch statistics of runs that were evaluated in the order of the file."""
-    return f"{text} {IN_FILE_ORDER}" if depends_on_order(metric) and any(run.in_file_order for run in runs) else text
-
-
-def with_footnote(table: str) -> str:
-    """A table with the meaning of the mark, if the table has one."""
-    about = (
-        "evaluated in the order of the file; the authors' evaluations and our later ones are shuffled (see the notes)"
-    )
-    return f"{table}\n{IN_FILE_ORDER} {about}.\n" if IN_FILE_ORDER in table else table
 
 
 def render_scores(runs: list[Run]) -> str:

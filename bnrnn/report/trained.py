@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from bnrnn.data.base import model_sizes
 from bnrnn.errors import BnrnnError
-from bnrnn.report.runs import Run, in_figures, load_runs
+from bnrnn.report.run import Run
+from bnrnn.report.runs import in_figures, load_runs
 from bnrnn.training.checkpoint import MODEL, load
 from bnrnn.training.results import FILE, Result
 

@@ -7,7 +7,8 @@ from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import METRICS, READ
 from bnrnn.report.markdown import NONE, markdown
-from bnrnn.report.runs import Run, is_stale, say_left_out
+from bnrnn.report.run import Run
+from bnrnn.report.runs import is_stale, say_left_out
 from bnrnn.training import checkpoint
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.log import METRICS as RECORDS

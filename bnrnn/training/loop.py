@@ -107,7 +107,7 @@ class Trainer:
                     clock.add_to(state)
                     if due:
                         self._record_window()
-                        bar.set_postfix_str(self._summary(), refresh=False)
+                        bar.set_postfix_str(self.summary(), refresh=False)
                     bar.update()
                     self.stop.check()
                 except Interrupted:
@@ -184,8 +184,10 @@ class Trainer:
             metrics = self.evaluate("valid")
             of_training = self.evaluate("train") if self.cfg.evaluate_train else {}
         state.diverged = not math.isfinite(metrics["valid/loss"])
-        is_due = self._population_is_due() and not state.diverged
-        population = self._validate_with_population_statistics() if is_due else {}
+        population: dict[str, float] = {}
+        if self._population_is_due() and not state.diverged:
+            self.estimate_population_statistics()
+            population = self.evaluate("valid")
         shown = {f"{name}_population_statistics": value for name, value in population.items()}
         shown |= {name.replace("train/", "train_set/"): value for name, value in of_training.items()}
         self._record(metrics | shown)
@@ -194,19 +196,7 @@ class Trainer:
             state.best = self._better_of(state.best, metrics)
         if population:
             state.best_population = self._better_of(state.best_population, population)
-        self.log.say(f"update {state.update}: {self._summary()}, now {metrics[f'valid/{self.data.metric}']:.4f}")
-
-    def evaluate_best_again(self) -> None:
-        """Measure the best model so far as it would be measured now, if a run goes on with another order."""
-        best = self.state.best
-        if best is None:
-            return
-        present = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        self.model.load_state_dict(best["model"])
-        with batch_statistics(self.model):
-            best["metrics"] = self.evaluate("valid")
-        self.model.load_state_dict(present)
-        self.log.say(f"evaluation is now in {self.order} order: {self._summary()}")
+        self.log.say(f"update {state.update}: {self.summary()}, now {metrics[f'valid/{self.data.metric}']:.4f}")
 
     def _population_is_due(self) -> bool:
         """Whether this is a `population_every`-th evaluation, or the last, of a model with batch normalization."""
@@ -214,10 +204,6 @@ class Trainer:
         if every is None or not has_batch_norm(self.model):
             return False
         return self.state.update % (every * budget.eval_every) == 0 or self.state.update == budget.updates
-
-    def _validate_with_population_statistics(self) -> dict[str, float]:
-        self.estimate_population_statistics()
-        return self.evaluate("valid")
 
     def _better_of(self, best: dict[str, Any] | None, metrics: dict[str, float]) -> dict[str, Any]:
         """`best`, or the current model with its metrics if these are better."""
@@ -234,7 +220,8 @@ class Trainer:
         key = f"valid/{self.data.selects_by}"
         return sign(key) * metrics[key] > sign(key) * best[key]
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The last training loss, and the best validation so far."""
         state, metric = self.state, self.data.metric
         parts = [f"loss {state.loss:.3f}"] if math.isfinite(state.loss) else []
         if state.best is not None:

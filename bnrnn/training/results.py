@@ -37,7 +37,7 @@ class Result:
     """One finished run.
 
     `status` is "finished" or "diverged" (see `has_diverged` in bnrnn.training.loop). `metrics` has the metrics of the
-    selected model; `bnrnn.train.measure` describes their names. `seconds` is the time spent in updates, without the
+    selected model; `bnrnn.training.measure` describes their names. `seconds` is the time spent in updates, without the
     time for which the process was stopped, and `cpu_seconds` the processor time of these updates. `pieces` says
     what trained each part of the run (see bnrnn.training.pieces).
     """

@@ -29,7 +29,7 @@ from bnrnn.report import style
 from bnrnn.report.analyses import command_line, measured_before, others_in_words, provenance_with, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown, spread
-from bnrnn.report.runs import Run
+from bnrnn.report.run import Run
 from bnrnn.report.site.curves import Line, Plot, shortened
 from bnrnn.report.trained import load_trained, trained_runs
 from bnrnn.training.loop import outputs

@@ -19,7 +19,7 @@ from bnrnn.report import style
 from bnrnn.report.analyses import command_line, measured_before, others_in_words, provenance_with, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import markdown
-from bnrnn.report.runs import Run
+from bnrnn.report.run import Run
 from bnrnn.report.site.curves import Line, Plot
 from bnrnn.report.trained import trained_runs
 from bnrnn.training import checkpoint

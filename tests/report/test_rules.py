@@ -9,7 +9,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.report import outcomes, rules
 from bnrnn.report.outcomes import CONTRADICTED, HOLDS, UNDECIDED, Outcome
 from bnrnn.report.rules import Pairing
-from bnrnn.report.runs import Run
+from bnrnn.report.run import Run
 from bnrnn.training.results import Result
 
 

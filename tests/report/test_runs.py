@@ -8,7 +8,7 @@ import pytest
 
 from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record, write_record
-from bnrnn.report import pages, plots, runs, tables
+from bnrnn.report import pages, plots, runs, tables, windows
 from bnrnn.report.claims import load_claim
 from bnrnn.report.outcome import check_results
 from bnrnn.report.runs import load_runs, longest, run_files
@@ -126,7 +126,7 @@ def test_a_shorter_run_counts_at_equal_updates_unless_something_else_was_changed
         [{"update": 791, "valid/bpc": 9.0}],
     )
     claim = load_claim(key)
-    text = tables.render_curve(key, claim, claim["curves"][0], load_runs(key, tmp_path))
+    text = windows.render_curve(key, claim, claim["curves"][0], load_runs(key, tmp_path))
     assert "| `lstm` | `ptb_char` | 0 to 791 | 2.223 (points: 1) | 2.300 ± 0.141 (n=2) | +0.077 |" in text
 
 

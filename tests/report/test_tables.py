@@ -12,7 +12,8 @@ from bnrnn.errors import BnrnnError
 from bnrnn.report import pages, plots, style, tables
 from bnrnn.report.claims import claim_keys, load_claim, load_paper
 from bnrnn.report.index import render_index
-from bnrnn.report.runs import Run, load_borrowed, load_runs, order_in_words
+from bnrnn.report.run import Run, order_in_words
+from bnrnn.report.runs import load_borrowed, load_runs
 from bnrnn.training.results import Result, config_record
 
 KEY = "cooijmans2016/table1"

@@ -14,7 +14,8 @@ from bnrnn.files import write_text
 from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim, rows_of
 from bnrnn.report.plots import EXPLODED, named
-from bnrnn.report.runs import Run, in_figures, longest
+from bnrnn.report.run import Run
+from bnrnn.report.runs import in_figures, longest
 
 UPDATES, SECONDS, EPOCHS = "updates", "seconds of training updates", "epochs"
 AXES = (UPDATES, SECONDS, EPOCHS)

@@ -13,7 +13,8 @@ from bnrnn.files import read_text
 from bnrnn.report.claims import load_analysis, load_claim, load_paper
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.pages import RESULTS, measured_keys, stored
-from bnrnn.report.runs import Run, load_borrowed, load_runs
+from bnrnn.report.run import Run
+from bnrnn.report.runs import load_borrowed, load_runs
 from bnrnn.report.site import curves, missing
 from bnrnn.report.tables import render
 from bnrnn.report.unfinished import load_unfinished

@@ -8,7 +8,7 @@ import yaml
 from bnrnn.config import ROOT
 from bnrnn.metrics import metric_of
 from bnrnn.report.claims import claim_keys, load_claim
-from bnrnn.report.runs import Run, order_in_words
+from bnrnn.report.run import Run, order_in_words
 from bnrnn.report.site.curves import title
 from bnrnn.report.site.experiment import hours, page_of, runs_of
 from bnrnn.report.site.filtered import filtered_table

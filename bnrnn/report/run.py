@@ -1,0 +1,204 @@
+"""One run: its result, its records, and the numbers that tables and figures take from them."""
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from hydra.utils import get_class
+
+from bnrnn.config import sweep
+from bnrnn.data.base import FILE as FILE_ORDER
+from bnrnn.errors import BnrnnError
+from bnrnn.metrics import READ, from_loss, sign
+from bnrnn.report.claims import load_claim, rows_of
+from bnrnn.training.log import METRICS
+from bnrnn.training.pieces import file_order_until
+from bnrnn.training.results import FILE, Result, flat
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its result, its records, and whether its recipe has changed since it was trained (`stale`)."""
+
+    folder: Path
+    overrides: dict[str, str]
+    budget: str
+    result: Result
+    records: list[dict[str, Any]]
+    stale: bool
+
+    @property
+    def seed(self) -> str:
+        """The seed, as text: runs are paired by it."""
+        return self.overrides.get("seed", str(self.result.config["seed"]))
+
+    @property
+    def seconds_per_update(self) -> float:
+        """Wall-clock seconds of an update, without evaluations."""
+        return self.result.seconds / max(1, self.result.updates)
+
+    @property
+    def engine(self) -> str:
+        """The engine and the hardware, on which times depend, with the precision if it is not float32 and the number
+        of threads if there are several. Old results do not name an engine: they used the reference."""
+        environment = self.result.environment
+        num_threads = environment.get("num_threads", 1)
+        name = f"{environment.get('backend', 'reference')} on {environment.get('hardware', environment['device'])}"
+        precision = environment.get("precision", "float32")
+        name += "" if precision == "float32" else f", {precision}"
+        return name if num_threads == 1 else f"{name}, {num_threads} threads"
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """The values that a trial of a random search drew, by key."""
+        search = self.result.config.get("search", {})
+        return {key: self._configured(key) for key in search.get("draws", {})}
+
+    def _configured(self, key: str) -> Any:
+        value: Any = self.result.config
+        for part in key.split("."):
+            value = value[part]
+        return value
+
+    def in_grid(self, key: str) -> bool:
+        """Whether the run is a cell of the experiment's grid, of any seed and length, without other overrides.
+
+        The rows that its table shows beside those of the grid count too.
+        """
+        claim = load_claim(key)
+        grid = sweep(key) | ({claim["rows"]: rows_of(key)} if claim.get("rows_shown") else {})
+        own = {k: v for k, v in self.overrides.items() if k != "seed" and not k.startswith("budget.")}
+        return all(v in grid.get(k, []) for k, v in own.items())
+
+    @property
+    def full_length(self) -> bool:
+        """Whether the run has the paper's length."""
+        return self.budget == "paper" and not any(k.startswith("budget.") for k in self.overrides)
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the model has batch normalization: only then does an evaluation depend on the order of sequences."""
+        model = flat(self.result.config.get("model", {}))
+        return any(key.rpartition(".")[2] == "gamma_init" and value is not None for key, value in model.items())
+
+    @property
+    def file_order_until(self) -> float:
+        """The update before which the batch statistics of evaluations are of batches in the order of the file, although
+        the data is shuffled now (D7): 0 if none are, infinity if all are."""
+        data = self.result.config.get("data", {}).get("_target_")
+        if data is None or not self.has_batch_norm or get_class(data).evaluation_orders[0] == FILE_ORDER:
+            return 0.0
+        return file_order_until(self.result.pieces or [{"update": 0, **self.result.environment}])
+
+    @property
+    def in_file_order(self) -> bool:
+        """Whether a part of the run was evaluated in the order of the file, although the data is shuffled now."""
+        return self.file_order_until > 0
+
+    def diverged(self, updates: int | None = None) -> bool:
+        """Whether the run diverged, or if `updates` are given, whether it did so within these."""
+        return self.result.status == "diverged" and (updates is None or self.result.updates <= updates)
+
+    @property
+    def metric(self) -> str:
+        """The name of the main metric of the run."""
+        return next((name for name in READ if f"valid/{name}" in self.result.metrics), READ[-1])
+
+    def series(self, metric: str) -> dict[int, float]:
+        """The metric by update. Training metrics, which are recorded every few updates, are averaged between
+        evaluations, like a paper's curve per epoch. `train/ppl` and `train/bpc` are computed from the average loss."""
+        split, name = metric.split("/") if "/" in metric else ("", metric)
+        if split != "train":
+            return {int(r["update"]): r[metric] for r in self.records if r.get(metric) is not None}
+        recorded = "train/loss" if from_loss(name, 0.0) else metric
+        series, total, seen, counted = {}, 0.0, 0, 0
+        for record in self.records:
+            update = int(record["update"])
+            if recorded in record and record[recorded] is None:
+                break  # null stands for a value that is not finite: the run has diverged
+            if recorded in record:
+                total, seen = total + record[recorded] * (update - seen), update
+            elif seen > counted:
+                average = total / (seen - counted)
+                series[update] = from_loss(name, average).get(name, average)
+                total, counted = 0.0, seen
+        return series
+
+    def mean_within(self, metric: str, low: int, high: int) -> float | None:
+        """The mean of the metric over the evaluations after update `low` and up to `high`; None without one."""
+        values = [value for update, value in self.series(metric).items() if low < update <= high]
+        return mean(values) if values else None
+
+    def measured(self, metric: str) -> float:
+        """One number for a metric. `train/...` is the one of the best epoch. Others are those of the selected model,
+        with population statistics if these were measured; `valid/..._batch_statistics` selects batch statistics."""
+        if metric.startswith("valid/") and metric.endswith("_batch_statistics"):
+            return self.result.metrics[metric.removesuffix("_batch_statistics")]
+        if metric.startswith("train/"):
+            return min(self.series(metric).values())
+        return self.result.metrics.get(f"{metric}_population_statistics", self.result.metrics[metric])
+
+    def best_until(self, metric: str, updates: int | None) -> float:
+        """The best value of a curve up to this update. The `measured` value without `updates`, or without a curve of a
+        run that ends there.
+
+        Raises BnrnnError if the result has no such number.
+        """
+        curve = metric.removesuffix("_batch_statistics") if metric.startswith("valid/") else metric
+        series = {u: v for u, v in self.series(curve).items() if u <= updates} if updates is not None else {}
+        if series:
+            return sign(metric) * max(sign(metric) * value for value in series.values())
+        if updates is not None and self.result.updates > updates:
+            raise BnrnnError(f"{self.folder / METRICS} has no {metric} up to update {updates:,}: evaluate more often")
+        try:
+            return self.measured(metric)
+        except (KeyError, ValueError):
+            raise BnrnnError(f"{self.folder / FILE} has no {metric}: train again, the run did not record it") from None
+
+    def peak(self, metric: str, updates: int | None = None) -> float:
+        """The largest recorded finite value up to this update."""
+        return max(
+            r[metric] for r in self.records if r.get(metric) is not None and r["update"] <= (updates or math.inf)
+        )
+
+    def unsteadiness(self, updates: int | None = None) -> float:
+        """By how much the recorded training loss lies above its lowest value so far: the mean logarithm of their ratio
+        over all records up to this update. A loss that only falls has 0."""
+        losses = [r["train/loss"] for r in self.records if r.get("train/loss") and r["update"] <= (updates or math.inf)]
+        return mean(math.log(loss / least) for loss, least in zip(losses, accumulate(losses, min), strict=True))
+
+    def always_finite(self, metric: str, updates: int | None = None) -> bool:
+        """Whether all values up to this update were finite; null stands for one that was not."""
+        return all(r.get(metric, 0) is not None for r in self.records if r["update"] <= (updates or math.inf))
+
+    def lowest(self, metric: str) -> float:
+        """The lowest recorded value."""
+        return min(r[metric] for r in self.records if r.get(metric) is not None)
+
+    def reached(self, metric: str, level: float) -> tuple[float, float] | None:
+        """Update and seconds of the first evaluation that reaches this level or a better one; None if none does."""
+        better = sign(metric)
+        update = next((u for u, value in self.series(metric).items() if better * value >= better * level), None)
+        return None if update is None else (float(update), self.series("seconds")[update])
+
+    def steady(self, metric: str, share: float, updates: int | None = None) -> tuple[float, float] | None:
+        """Update and seconds of the first evaluation at which a loss is within this share of its lowest value up to
+        `updates`, or in the whole run."""
+        values = [v for u, v in self.series(metric).items() if u <= (updates or math.inf)]
+        return self.reached(metric, (1 + share) * min(values)) if values else None  # none if it diverged at once
+
+
+def depends_on_order(metric: str) -> bool:
+    """Whether a metric is measured with batch statistics, and so depends on the order of sequences."""
+    return metric.endswith("_batch_statistics") or (
+        metric.startswith("valid/") and not any(kind in metric for kind in ("population", "shared", "_last"))
+    )
+
+
+def order_in_words(run: Run) -> str:
+    """The order of sequences in the evaluations of a run, and from which update on if it changed."""
+    order, until = run.result.evaluation_order, run.file_order_until
+    return f"{order}, in the order of the file before update {until:,.0f}" if 0 < until < math.inf else order

@@ -1,0 +1,54 @@
+"""What is measured with the best and the last model of a run, after training."""
+
+from bnrnn.layers.population import batch_statistics, has_batch_norm, has_step_statistics, shared_statistics
+from bnrnn.training.loop import Trainer
+
+
+def measure(trainer: Trainer) -> dict[str, float]:
+    """Restore the best weights, and measure validation and test with every kind of statistics.
+
+    `valid/<metric>` is measured with batch statistics, which also selected the model, and `test/<metric>` with
+    population statistics. The suffixes `_batch_statistics`, `_population_statistics` and `_shared_statistics`
+    (population statistics averaged over time) name the other measurements. The suffix `_chosen_by_population` names
+    those of the model that validation with population statistics selected; they exist only if the recipe sets
+    `population_every`. The suffix `_last` names those of the model after the last update, with population
+    statistics, if another model was selected.
+    """
+    model, best, best_population = trainer.model, trainer.state.best, trainer.state.best_population
+    assert best is not None
+    metrics: dict[str, float] = {}
+    if best["update"] < trainer.state.update:
+        if has_batch_norm(model):
+            trainer.estimate_population_statistics()
+        metrics |= _named(trainer.evaluate("valid") | trainer.evaluate("test"), "last")
+    if best_population is not None:
+        model.load_state_dict(best_population["model"])
+        metrics |= _named(best_population["metrics"] | trainer.evaluate("test"), "chosen_by_population")
+    model.load_state_dict(best["model"])
+    metrics |= best["metrics"]
+    if has_batch_norm(model):
+        with batch_statistics(model):
+            metrics |= _named(trainer.evaluate("test"), "batch_statistics")
+        trainer.estimate_population_statistics()
+        metrics |= _named(trainer.evaluate("valid"), "population_statistics")
+        if has_step_statistics(model):
+            with shared_statistics(model):
+                metrics |= _named(trainer.evaluate("valid") | trainer.evaluate("test"), "shared_statistics")
+    return metrics | trainer.evaluate("test") | trainer.evaluate_extra() | trainer.evaluate_generated()
+
+
+def _named(metrics: dict[str, float], suffix: str) -> dict[str, float]:
+    return {f"{name}_{suffix}": value for name, value in metrics.items()}
+
+
+def measure_best_again(trainer: Trainer) -> None:
+    """Measure the best model of a resumed run again, whose evaluations are from now on in another order."""
+    model, best = trainer.model, trainer.state.best
+    if best is None:
+        return
+    present = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict(best["model"])
+    with batch_statistics(model):
+        best["metrics"] = trainer.evaluate("valid")
+    model.load_state_dict(present)
+    trainer.log.say(f"evaluation is now in {trainer.order} order: {trainer.summary()}")
