@@ -30,6 +30,7 @@ def context(key: str, run: Run) -> dict[str, Any]:
         "engine": run.engine,
         "parameters": f"{result.num_parameters:,}",
         "data": result.data or "not recorded",
+        "finished on": result.date or "not recorded",
     }
     arguments = [f"experiment={key}", f"budget={run.budget}", *(f"{k}={v}" for k, v in run.overrides.items())]
     return {
