@@ -6,7 +6,6 @@ python -m bnrnn.running [--data-dir DIR]    writes results/layer/running.json; m
 """
 
 import copy
-import datetime
 import os
 from argparse import ArgumentParser
 from collections.abc import Iterable
@@ -99,7 +98,7 @@ def main() -> None:
     parser.add_argument("--data-dir", default=os.environ.get("BNRNN_DATA", "data"))
     args = parser.parse_args()
     cases = {name: measure(name, case, args.data_dir) for name, case in CASES.items()}
-    write_record(FILE, {"date": str(datetime.date.today()), **provenance(), "cases": cases})
+    write_record(FILE, {**provenance(), "cases": cases})
 
 
 if __name__ == "__main__":

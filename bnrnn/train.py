@@ -32,7 +32,7 @@ from bnrnn.training.measure import measure, measure_best_again
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pack import Run, describe, in_packs
 from bnrnn.training.pieces import digest, joined, order_of
-from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit
+from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit, today
 from bnrnn.training.search import apply_trial
 from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Interrupted, Stop
@@ -141,6 +141,7 @@ def _train(
             config=record,
             records_sha256=log.sync(),
             updates_per_epoch=data.num_batches("train", cfg.batch_size),
+            date=today(),
         )
         result.write(run_dir)
         remove(run_dir / CHECKPOINT)

@@ -71,13 +71,15 @@ def test_golden_loss(tmp_path):
         assert losses(tmp_path / model) == pytest.approx(golden, rel=1e-4)
 
 
-def test_a_result_says_what_it_is(tmp_path):
+def test_a_result_says_what_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("bnrnn.train.today", lambda: "2026-11-24")
     cfg = short("seed=3")
     result = train(cfg, tmp_path, {"seed": "3"})
     stored = Result.read(tmp_path / "result.json")
     assert stored == result
     assert stored.status == "finished" and stored.updates == 6 and stored.best_update in (3, 6)
     assert stored.updates_per_epoch == 12  # 1,200 images in batches of 100
+    assert stored.date == "2026-11-24"
     assert set(stored.metrics) == {
         "valid/loss", "valid/accuracy", "test/loss", "test/accuracy",
         "test/loss_batch_statistics", "test/accuracy_batch_statistics",

@@ -1,6 +1,10 @@
-"""The device and the precision of a run."""
+"""The device of a run, its hardware and its precision."""
 
+import platform
 import re
+import subprocess
+from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -28,3 +32,37 @@ def choose_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise BnrnnError(f"device={name} needs a GPU, but torch {torch.__version__} finds none: use device=cpu")
     return torch.device(name)
+
+
+def hardware(device: torch.device) -> str:
+    """The name of the GPU, or of the processor as in `x86_64 (AMD EPYC, AVX512)`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+
+
+@cache
+def _processor() -> str:
+    """The architecture, the name of the processor and the widest instruction set that torch uses on it."""
+    machine = platform.machine()
+    details = [processor_name(), torch.backends.cpu.get_cpu_capability()]
+    details = [detail for detail in details if detail not in ("", machine, "DEFAULT")]  # DEFAULT: no wider set is used
+    return f"{machine} ({', '.join(details)})" if details else machine
+
+
+def processor_name() -> str:
+    """The name of the processor, as its maker calls it; less on systems that do not tell it, which may be nothing."""
+    try:
+        if platform.system() == "Linux":
+            return named_in(Path("/proc/cpuinfo").read_text()) or platform.processor()
+        if platform.system() == "Darwin":
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        pass
+    return platform.processor()
+
+
+def named_in(cpuinfo: str) -> str:
+    """The first "model name" in the text of /proc/cpuinfo; empty if there is none, or if it is unknown."""
+    found = re.search(r"^model name[ \t]*:(.*)$", cpuinfo, re.MULTILINE)
+    name = " ".join(found[1].split()) if found else ""
+    return "" if name == "unknown" else name

@@ -6,6 +6,7 @@ import json
 import platform
 import subprocess
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +21,7 @@ from bnrnn.config import PACKAGE, ROOT, with_present_paths
 from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record, reading, write_record
 from bnrnn.scan import backend
+from bnrnn.training.device import hardware
 from bnrnn.training.pieces import order_of
 
 # Options that do not change what is trained: where and how fast a run computes, and what it records. They are not part
@@ -58,6 +60,7 @@ class Result:
     pieces: list[dict[str, Any]] = field(default_factory=list)  # empty for runs before there were pieces
     records_sha256: str | None = None  # of metrics.jsonl
     updates_per_epoch: int | None = None  # None in results from before it was recorded
+    date: str = ""  # on which the run was finished, in UTC, such as 2026-11-24; empty if it was not recorded
 
     @property
     def evaluation_order(self) -> str:
@@ -94,7 +97,7 @@ class Result:
 def _check_types(result: Result) -> None:
     """Raise ValueError for the first field whose value has another type than programs expect."""
     kinds: dict[Any, tuple[str, ...]] = {
-        str: ("name", "status", "data"),
+        str: ("name", "status", "data", "date"),
         dict: ("overrides", "metrics", "environment", "config"),
         list: ("commits", "pieces"),
         int: ("updates", "best_update", "num_parameters"),
@@ -160,17 +163,21 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 def environment(device: torch.device, precision: str = "float32") -> dict[str, Any]:
     """The versions, hardware and engine on which results may depend; without names of machines."""
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "device": device.type,
-        "hardware": hardware,
+        "hardware": hardware(device),
         "backend": backend(device, torch.bfloat16 if precision == "bfloat16" else torch.get_default_dtype()),
         "precision": precision,
         "num_threads": torch.get_num_threads(),
     }
+
+
+def today() -> str:
+    """The present date in UTC, such as 2026-11-24."""
+    return datetime.now(UTC).date().isoformat()
 
 
 @cache
@@ -194,5 +201,5 @@ def git_commit() -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """The commit and the environment, which analyses on the CPU store with their numbers."""
-    return {"commit": git_commit(), "environment": environment(torch.device("cpu"))}
+    """The date, the commit and the environment, which analyses on the CPU store with their numbers."""
+    return {"date": today(), "commit": git_commit(), "environment": environment(torch.device("cpu"))}

@@ -1,5 +1,6 @@
 """The source of the site: plots have the numbers of the tables, pages say what applies and what is missing."""
 
+import dataclasses
 import json
 import math
 import re
@@ -101,6 +102,15 @@ def test_a_run_page_says_how_to_train_it_again(runs, monkeypatch, tmp_path):
     assert values["command"] == f"python -m bnrnn.train experiment={WORDS} budget=paper {own} out_dir=results"
     assert experiment.page_of(runs[0]) == f"runs/{WORDS}/paper/model-input_bn_lstm-seed-0-setting-small"
     assert "hidden_size" in values["config"]
+    assert values["facts"]["finished on"] == "not recorded"
+    dated = dataclasses.replace(runs[0], result=dataclasses.replace(runs[0].result, date="2026-11-24"))
+    assert run_pages.context(WORDS, dated)["facts"]["finished on"] == "2026-11-24"
+
+
+def test_the_provenance_of_an_analysis_has_its_date_if_it_was_recorded():
+    result = {"commit": "abc", "environment": {"device": "cpu"}}
+    assert "| date | `not recorded` |" in experiment.provenance_of(result)
+    assert "| date | `2026-11-24` |" in experiment.provenance_of({"date": "2026-11-24", **result})
 
 
 def test_figures_are_vector_graphics_if_there_are_any(tmp_path):

@@ -196,6 +196,6 @@ def provenance(key: str, runs: list[Run]) -> str:
 
 
 def provenance_of(result: dict[str, Any]) -> str:
-    """The commit and the environment of an analysis."""
-    found = {"commit": result["commit"], **result["environment"]}
+    """The date, the commit and the environment of an analysis. Old results have no date."""
+    found = {"date": result.get("date", "not recorded"), "commit": result["commit"], **result["environment"]}
     return "## Provenance\n\n" + markdown(["", ""], [[k, f"`{v}`"] for k, v in found.items()])

@@ -31,6 +31,7 @@ def context(key: str, run: Run) -> dict[str, Any]:
         "parameters": f"{result.num_parameters:,}",
         "data": result.data or "not recorded",
         "order of evaluations": order_in_words(run),
+        "finished on": result.date or "not recorded",
     }
     arguments = [f"experiment={key}", f"budget={run.budget}", *(f"{k}={v}" for k, v in run.overrides.items())]
     return {

@@ -1,0 +1,54 @@
+"""result.json: the date and the hardware that it records."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+import torch
+
+from bnrnn.errors import BnrnnError
+from bnrnn.files import read_record, write_record
+from bnrnn.training import results
+from bnrnn.training.device import hardware
+from bnrnn.training.results import FILE, Result, environment, provenance, today
+
+
+class Clock(datetime):
+    """Half an hour before midnight in UTC; the next day where the machine is."""
+
+    @classmethod
+    def now(cls, tz=None) -> datetime:
+        return datetime(2026, 11, 24, 23, 30, tzinfo=UTC).astimezone(tz or timezone(timedelta(hours=2)))
+
+
+def stored(date: str = "") -> Result:
+    return Result("a/b", {}, "finished", 2, 1, {"test/loss": 1.0}, 0.5, 3, ["abc"], {"device": "cpu"}, {}, date=date)
+
+
+def test_the_date_is_that_of_utc(monkeypatch):
+    monkeypatch.setattr(results, "datetime", Clock)
+    assert today() == "2026-11-24" == provenance()["date"]
+
+
+def test_a_result_keeps_its_date(tmp_path):
+    stored("2026-11-24").write(tmp_path)
+    assert read_record(tmp_path / FILE, "")["date"] == "2026-11-24" == Result.read(tmp_path / FILE).date
+
+
+def test_a_result_from_before_dates_were_recorded_is_read(tmp_path):
+    stored("2026-11-24").write(tmp_path)
+    content = read_record(tmp_path / FILE, "")
+    del content["date"]
+    write_record(tmp_path / FILE, content)
+    assert Result.read(tmp_path / FILE) == stored()
+
+
+def test_a_date_that_is_no_text_is_refused(tmp_path):
+    stored("2026-11-24").write(tmp_path)
+    write_record(tmp_path / FILE, read_record(tmp_path / FILE, "") | {"date": 20261124})
+    with pytest.raises(BnrnnError, match="date is 20261124"):
+        Result.read(tmp_path / FILE)
+
+
+def test_the_environment_names_the_hardware():
+    device = torch.device("cpu")
+    assert environment(device)["hardware"] == hardware(device) == provenance()["environment"]["hardware"]
