@@ -49,20 +49,28 @@ def _processor() -> str:
 
 
 def processor_name() -> str:
-    """The name of the processor, as its maker calls it; less on systems that do not tell it, which may be nothing."""
+    """The name of the processor; what Python knows, which may be nothing, on systems that do not tell the name."""
     try:
         if platform.system() == "Linux":
             return named_in(Path("/proc/cpuinfo").read_text()) or platform.processor()
         if platform.system() == "Darwin":
             command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            return shortened(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     except (OSError, subprocess.CalledProcessError):
         pass
     return platform.processor()
 
 
 def named_in(cpuinfo: str) -> str:
-    """The first "model name" in the text of /proc/cpuinfo; empty if there is none, or if it is unknown."""
+    """The first "model name" in the text of /proc/cpuinfo, shortened; empty if there is none, or if it is unknown."""
     found = re.search(r"^model name[ \t]*:(.*)$", cpuinfo, re.MULTILINE)
-    name = " ".join(found[1].split()) if found else ""
-    return "" if name == "unknown" else name
+    return shortened(found[1]) if found and found[1].strip() != "unknown" else ""
+
+
+def shortened(name: str) -> str:
+    """The name of a processor without what is not needed to recognize it: names stand in titles of figures.
+
+    The clock rate is kept if there is no model number before it.
+    """
+    words = re.sub(r"\((R|TM)\)|\bCPU\b|\b[\w-]+-Core\b|\bProcessor\b", " ", name).split()
+    return re.sub(r"(\d\w*) @ .*", r"\1", " ".join(words))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bnrnn.training import device
-from bnrnn.training.device import hardware, named_in, processor_name
+from bnrnn.training.device import hardware, named_in, processor_name, shortened
 
 CPUINFO = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -44,7 +44,7 @@ def on(monkeypatch, system: str, cpuinfo: str | OSError = "", processor: str = "
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        (CPUINFO, "Intel(R) Xeon(R) CPU @ 2.00GHz"),
+        (CPUINFO, "Intel Xeon @ 2.00GHz"),
         ("model name : AMD EPYC\n", "AMD EPYC"),
         ("model name\t: unknown\n", ""),
         ("model name\t:\nflags\t: fpu\n", ""),
@@ -56,9 +56,27 @@ def test_the_processor_is_named_in_the_first_model_name(text, name):
     assert named_in(text) == name
 
 
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("AMD EPYC", "AMD EPYC"),
+        ("AMD EPYC 7763 64-Core Processor", "AMD EPYC 7763"),
+        ("AMD Ryzen 9 5950X 16-Core Processor", "AMD Ryzen 9 5950X"),
+        ("AMD Ryzen Threadripper 1900X Eight-Core Processor", "AMD Ryzen Threadripper 1900X"),
+        ("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz", "Intel Xeon Platinum 8481C"),
+        ("Intel(R) Xeon(R) CPU E5-2670 v3 @ 2.30GHz", "Intel Xeon E5-2670 v3"),
+        ("Intel(R) Core(TM) i7 CPU       M 620  @ 2.67GHz", "Intel Core i7 M 620"),
+        ("11th Gen Intel(R) Core(TM) i7-1165G7 @ 2.80GHz", "11th Gen Intel Core i7-1165G7"),
+        ("Intel(R) Xeon(R) CPU @ 2.20GHz", "Intel Xeon @ 2.20GHz"),
+    ],
+)
+def test_a_name_is_short_and_still_tells_processors_apart(name, short):
+    assert shortened(name) == short
+
+
 def test_a_system_that_tells_no_name_has_that_of_python(monkeypatch):
     on(monkeypatch, "Linux", CPUINFO, "ours")
-    assert processor_name() == "Intel(R) Xeon(R) CPU @ 2.00GHz"
+    assert processor_name() == "Intel Xeon @ 2.00GHz"
     on(monkeypatch, "Linux", "flags: fpu", "ours")
     assert processor_name() == "ours"
     on(monkeypatch, "Linux", FileNotFoundError(), "ours")
@@ -70,14 +88,14 @@ def test_a_system_that_tells_no_name_has_that_of_python(monkeypatch):
 def test_macos_is_asked_by_its_own_command(monkeypatch):
     def run(command: list[str], **options) -> subprocess.CompletedProcess:
         assert command == ["sysctl", "-n", "machdep.cpu.brand_string"] and options["check"]
-        return subprocess.CompletedProcess(command, 0, "Apple M2\n")
+        return subprocess.CompletedProcess(command, 0, "Intel(R) Core(TM) i7-8569U CPU @ 2.80GHz\n")
 
     def fail(command: list[str], **_) -> subprocess.CompletedProcess:
         raise subprocess.CalledProcessError(1, command)
 
     on(monkeypatch, "Darwin", processor="arm")
     monkeypatch.setattr(subprocess, "run", run)
-    assert processor_name() == "Apple M2"
+    assert processor_name() == "Intel Core i7-8569U"
     monkeypatch.setattr(subprocess, "run", fail)
     assert processor_name() == "arm"
 

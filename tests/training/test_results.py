@@ -9,6 +9,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.files import read_record, write_record
 from bnrnn.training import results
 from bnrnn.training.device import hardware
+from bnrnn.training.pieces import joined
 from bnrnn.training.results import FILE, Result, environment, provenance, today
 
 
@@ -52,3 +53,10 @@ def test_a_date_that_is_no_text_is_refused(tmp_path):
 def test_the_environment_names_the_hardware():
     device = torch.device("cpu")
     assert environment(device)["hardware"] == hardware(device) == provenance()["environment"]["hardware"]
+
+
+def test_a_run_may_move_to_another_processor_which_its_pieces_tell():
+    here = {"hardware": "x86_64", "torch": "2.13.0"}
+    there = here | {"hardware": "x86_64 (AMD EPYC, AVX512)"}
+    pieces = joined(joined([], 0, "abc", here, "data", "same"), 5, "abc", there, "data", "same")
+    assert [(piece["update"], piece["hardware"]) for piece in pieces] == [(0, "x86_64"), (5, there["hardware"])]
