@@ -9,10 +9,11 @@ from bnrnn.report.outcomes import LEAST_PAIRS
 from bnrnn.report.progress import last_record, load_known, nearest_speed, total_updates
 from bnrnn.report.rules import PROPERTY
 from bnrnn.training.cells import Cell, expand
+from bnrnn.training.results import FILE
 
 
 def hours_of(tested: JudgedTest, results_dir: Path) -> float | None:
-    """The core hours of all runs that a test lacks, for the seeds 0, 1, 2 of each of its sides, without evaluations.
+    """The core hours of all runs that a test lacks, for three seeds of each of its sides, without evaluations.
 
     The beginning of an unfinished run counts as done. None if a run's length is unknown, or if no similar run has been
     timed.
@@ -30,18 +31,20 @@ def hours_of(tested: JudgedTest, results_dir: Path) -> float | None:
 
 def _missing(tested: JudgedTest, results_dir: Path) -> Iterator[Cell]:
     """The cells of the paper's length that a test lacks, also those of which it needs only the beginning."""
-    seeds = [str(seed) for seed in range(LEAST_PAIRS)]
+    seeds = [str(seed) for seed in range(10)]
     if tested.test["rule"] == PROPERTY:
         key = load_claim(tested.key).get("models")
         if key is not None:  # other analyses train nothing
-            yield from _cells(key, {}, seeds[tested.n :], results_dir)
+            yield from _cells(key, {}, seeds[tested.n : LEAST_PAIRS], results_dir)
         return
     sides = sides_of(tested.test)
     for side, present in zip(sides, tested.seeds or [frozenset()] * len(sides), strict=True):
         key = f"{tested.paper}/{side.get('experiment', tested.test['experiment'])}"
-        # A seed of which another side has a run is worth more than a new one.
-        wanted = [seed for seed in seeds if seed not in present][: max(0, LEAST_PAIRS - len(present))]
-        yield from _cells(key, wanted_of(tested.test, side), wanted, results_dir)
+        # A finished run that the test does not use, because it lacks a number, is not trained again.
+        cells = _cells(key, wanted_of(tested.test, side), [s for s in seeds if s not in present], results_dir)
+        finished = {cell.overrides["seed"] for cell in cells if (cell.folder / FILE).exists()}
+        left = [s for s in seeds if s not in present and s not in finished][: max(0, LEAST_PAIRS - len(present))]
+        yield from (cell for cell in cells if cell.overrides["seed"] in left)
 
 
 def _cells(key: str, overrides: dict[str, object], seeds: list[str], results_dir: Path) -> list[Cell]:

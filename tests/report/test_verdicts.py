@@ -200,6 +200,8 @@ def test_the_cost_of_a_test_counts_all_missing_seeds_of_all_sides(tmp_path):
     cell = {"data": "pmnist", "model": "lstm", "seed": "0"}
     records = [{"update": 100, "seconds": 200.0, "train/loss": 1.0}]  # 2 seconds for each update
     put(tmp_path, TABLE, cell, {"test/accuracy": 0.9}, records)
+    for path in tmp_path.rglob("result.json"):
+        path.unlink()  # this run is begun
     model = {"of": {"model": "bn_lstm"}, "than": {"model": "lstm"}, "where": {"data": "pmnist"}}
     given = a_test(None, **model, **SHORTER)
     run = 2500 * 2 / 3600  # hours
@@ -207,6 +209,8 @@ def test_the_cost_of_a_test_counts_all_missing_seeds_of_all_sides(tmp_path):
     half = dataclasses.replace(given, seeds=(frozenset({"0", "2"}), frozenset({"0", "1", "2"})))
     assert hours_of(half, tmp_path) == pytest.approx(run)
     assert hours_of(a_test(None, **model), tmp_path) == pytest.approx((6 * 100_000 - 100) * 2 / 3600)
+    put(tmp_path, TABLE, cell | {"seed": "1"}, {"test/accuracy": 0.9}, records)  # finished, but of no use to the test
+    assert hours_of(given, tmp_path) == pytest.approx(6 * run - 100 * 2 / 3600), "seed 3 takes its place"
     assert hours_of(a_test(None, experiment="fig4a", of={"setting": "lstm_reader"}), tmp_path) is None, "never timed"
     analysis = {"rule": "property", "analysis": "fig3b", "experiment": None, "updates": 10283}
     put(tmp_path, "cooijmans2016/table2", {"data": "ptb_char", "model": "lstm", "seed": "7"}, {}, records)
