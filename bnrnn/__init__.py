@@ -1,7 +1,17 @@
 """Batch normalization in recurrent networks: layers, recipes and evidence."""
 
+from typing import Any
+
 from bnrnn.heap import keep_heap
 from bnrnn.layers.population import batch_statistics, estimate_population_statistics
 from bnrnn.layers.stack import LSTM, Stack
 
 __all__ = ["LSTM", "Stack", "batch_statistics", "estimate_population_statistics", "keep_heap"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "__version__":
+        raise AttributeError(f"module 'bnrnn' has no attribute {name!r}")
+    from importlib.metadata import version  # reads files, so only where it is asked for
+
+    return version("bnrnn")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import bnrnn
 from bnrnn.config import ROOT
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -103,6 +104,7 @@ def test_the_citation_is_of_this_version_and_names_the_papers():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert bnrnn.__version__ == project["version"]
     papers = {yaml.safe_load(p.read_text())["paper"] for p in (ROOT / "experiments").glob("*/claims.yaml")}
     cited = {f"{r['authors'][0]['family-names']} et al. {r['year']}, {r['title']}" for r in citation["references"]}
     assert cited == papers

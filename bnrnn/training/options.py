@@ -144,7 +144,21 @@ def with_nearest_key(error: Exception, keys: Callable[[], list[str]]) -> str:
     match = re.search(r"Could not override '([^']+)'|unexpected keyword argument '([^']+)'", str(error))
     if match is None:
         return str(error)
-    return f"{str(error).splitlines()[0].rstrip('.')}{_nearest(match[1] or match[2], keys())}"
+    key, said = match[1] or match[2], str(error).splitlines()[0].rstrip(".")
+    if (others := options_with(key)) != []:
+        group = key.partition(".")[0]
+        return (
+            f"{said}: the chosen {group} has no such option; these have it: {', '.join(f'{group}={o}' for o in others)}"
+        )
+    return f"{said}{_nearest(key, keys())}"
+
+
+def options_with(key: str) -> list[str]:
+    """The files of a group, such as model or optim, whose configuration has this key: [] for a key of no group."""
+    group, _, own = key.partition(".")
+    files = sorted((CONF / group).rglob("*.yaml")) if own and group in ("model", "data", "optim") else []
+    names = [str(path.relative_to(CONF / group).with_suffix("")) for path in files if not path.name.startswith("_")]
+    return [name for name in names if key in keys_of(compose_config(f"{group}={name}"))]
 
 
 def keys_of(cfg: DictConfig) -> list[str]:

@@ -6,7 +6,7 @@ from omegaconf import OmegaConf
 from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError
 from bnrnn.training.device import choose_device
-from bnrnn.training.options import check_options
+from bnrnn.training.options import check_options, naming_nearest_key, options_with
 from bnrnn.training.search import apply_trial
 from tests.helpers import composed
 
@@ -63,3 +63,12 @@ def test_noise_on_the_state_of_a_model_that_would_not_add_it_is_refused():
             with pytest.raises(BnrnnError, match=r"data\.state_noise=0\.5 has no effect on this model"):
                 check_options(cfg, {"data.state_noise": "0.5"})
         check_options(cfg)  # the noise that belongs to a dataset is no override
+
+
+def test_an_option_of_another_file_of_its_group_is_named_with_these_files():
+    assert options_with("optim.decay") == ["rmsprop"]
+    assert "bn_lstm" in options_with("model.layer.gamma_init") and "lstm" not in options_with("model.layer.gamma_init")
+    assert options_with("optim.leer") == options_with("budget.decay") == options_with("optim") == []
+    message = r"the chosen optim has no such option; these have it: optim=rmsprop$"
+    with pytest.raises(BnrnnError, match=message), naming_nearest_key():
+        compose_config("optim=sgd", "optim.decay=0.5")
