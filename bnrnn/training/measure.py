@@ -42,7 +42,7 @@ def _named(metrics: dict[str, float], suffix: str) -> dict[str, float]:
 
 
 def measure_best_again(trainer: Trainer) -> None:
-    """Measure the best model of a resumed run again, whose evaluations are from now on in another order."""
+    """Evaluate the best model of a resumed run again: the evaluations of this run are now in another order."""
     model, best = trainer.model, trainer.state.best
     if best is None:
         return

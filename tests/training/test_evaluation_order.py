@@ -29,6 +29,13 @@ def labels(order: str, split: str, seed: int = 0) -> list[int]:
     return torch.cat([batch.targets[0] for batch in batches]).tolist()
 
 
+def begin_in_file_order(cfg, folder) -> None:
+    """Train five updates as before the order was recorded, and stop."""
+    with pytest.MonkeyPatch.context() as before, pytest.raises(SystemExit):
+        before.setattr(training, "evaluation_order", lambda cfg, data: FILE)
+        interrupt_at(5, cfg, folder)
+
+
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_an_evaluation_reads_every_sequence_once_and_always_in_the_same_order(split):
     in_file, shuffled = labels(FILE, split), labels(SHUFFLED, split)
@@ -62,13 +69,10 @@ def test_the_order_changes_numbers_with_batch_statistics_and_nothing_that_is_tra
     assert a == pytest.approx(b, rel=1e-6)
 
 
-def test_a_run_from_before_the_order_was_recorded_goes_on_in_the_new_order(tmp_path, monkeypatch):
+def test_a_run_from_before_the_order_was_recorded_goes_on_in_the_new_order(tmp_path):
     cfg = short(*WHOLE, "budget.updates=9")
     whole = train(cfg, tmp_path / "whole")
-    with monkeypatch.context() as before:
-        before.setattr(training, "evaluation_order", lambda cfg, data: FILE)
-        with pytest.raises(SystemExit):
-            interrupt_at(5, cfg, tmp_path / "older")
+    begin_in_file_order(cfg, tmp_path / "older")
     result = train(cfg, tmp_path / "older")
     assert losses(tmp_path / "older") == losses(tmp_path / "whole")
     older, new = (
@@ -84,10 +88,7 @@ def test_the_best_model_of_the_earlier_part_is_measured_again_in_the_new_order(t
     cfg = short(*WHOLE, "budget.updates=9", "optim.lr=1e-9")  # the first evaluation is the best
     monkeypatch.setattr(Trainer, "_better", lambda self, metrics, best: False)
     whole = train(cfg, tmp_path / "whole")
-    with monkeypatch.context() as before:
-        before.setattr(training, "evaluation_order", lambda cfg, data: FILE)
-        with pytest.raises(SystemExit):
-            interrupt_at(5, cfg, tmp_path / "older")
+    begin_in_file_order(cfg, tmp_path / "older")
     result = train(cfg, tmp_path / "older")
     assert result.best_update == whole.best_update == 3
     assert result.metrics["valid/loss"] == whole.metrics["valid/loss"]
