@@ -110,6 +110,18 @@ def targets() -> dict[str, str]:
     return {path.rpartition(".")[2]: path for path in sorted(paths)}
 
 
+@cache
+def target_of(group: str, option: str) -> str:
+    """The import path of the class of an option, such as model=captioner/rhn, from its file or one that it extends."""
+    content = yaml.safe_load((CONF / group / f"{option}.yaml").read_text())
+    if "_target_" in content:
+        return content["_target_"]
+    parents = [d for d in content["defaults"] if isinstance(d, str) and d != "_self_"]
+    folder = f"{option.rpartition('/')[0]}/".lstrip("/")
+    names = [d.removesuffix("@_here_") for d in parents]
+    return target_of(group, names[-1].removeprefix(f"/{group}/") if names[-1][0] == "/" else folder + names[-1])
+
+
 def with_present_paths(record: Any) -> Any:
     """A stored configuration with current import paths, because classes may have moved since it was stored."""
     if isinstance(record, dict):

@@ -168,6 +168,15 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+def remove_empty(folder: Path, top: Path) -> None:
+    """Remove a folder if it is empty, then its empty parents up to `top`."""
+    with suppress(OSError):
+        for path in (folder, *folder.parents):
+            path.rmdir()
+            if path == top:
+                return
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Context manager for writing a file: an error of the system, such as a full disk, becomes a BnrnnError."""

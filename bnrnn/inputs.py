@@ -9,6 +9,7 @@ from torch import Tensor
 
 IGNORE = -100  # target of a step that is not scored
 START, END = 0, 1  # ids that begin and end every caption
+SEQUENCES, CAPTIONS, QUESTIONS = "sequences", "captions of images", "questions about passages"  # kinds of data
 
 
 class Batch(NamedTuple):

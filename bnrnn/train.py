@@ -19,18 +19,20 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn.config import CONF, checking_files, compose_config, without_labels
 from bnrnn.errors import BnrnnError, mendable, report_errors
-from bnrnn.files import make_folder, reading
+from bnrnn.files import make_folder, reading, remove_empty
 from bnrnn.metrics import has_java
 from bnrnn.training import checkpoint, mirror
 from bnrnn.training.build import build, engines_of, evaluation_order, optimizer_of
 from bnrnn.training.cells import check_named
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
-from bnrnn.training.lock import locked
+from bnrnn.training.help import text
+from bnrnn.training.lock import LOCK, locked
 from bnrnn.training.log import METRICS, RunLog, read_jsonl, say, write_log
 from bnrnn.training.loop import Trainer
 from bnrnn.training.measure import measure, measure_best_again
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pack import Run, describe, in_packs
+from bnrnn.training.pairs import check_pair
 from bnrnn.training.pieces import digest, joined, order_of
 from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit, today
 from bnrnn.training.search import apply_trial
@@ -57,6 +59,7 @@ def train(
     """
     cfg = apply_trial(cfg)
     check_options(cfg, overrides)
+    check_pair(cfg, (overrides or {}).get("model"), (overrides or {}).get("data"))
     record = config_record(cfg)
     if not (run_dir / FILE).exists() or existing(run_dir / CHECKPOINT):
         make_folder(run_dir)
@@ -65,7 +68,12 @@ def train(
                 for name in (FILE, METRICS, CHECKPOINT, checkpoint.MODEL):
                     for leftover in run_dir.glob(f"{name}.*.partial"):  # of a process that was killed while it wrote
                         remove(leftover)
-                return _train(cfg, record, run_dir, overrides or {}, title, check_lock, stop)
+                try:
+                    return _train(cfg, record, run_dir, overrides or {}, title, check_lock, stop)
+                except Exception:
+                    if os.listdir(run_dir) == [LOCK]:  # the run was refused before it began: leave nothing
+                        remove(run_dir / LOCK)
+                    raise
             remove(run_dir / CHECKPOINT)  # the run was killed between writing its result and removing its checkpoint
     result = Result.read(run_dir / FILE)
     check_same_config(result.config, record, run_dir / FILE)
@@ -81,6 +89,7 @@ def _train(
     if saved is not None:
         check_same_config(saved["config"], record, run_dir / CHECKPOINT)
     cfg, device, data, model = build(cfg)
+    optimizer = optimizer_of(cfg, model)
     where = environment(device, cfg.precision)
     if where["backend"] not in engines_of(model):  # `auto` has named an LSTM engine: the tanh RNN runs the reference
         where["backend"] = "reference"
@@ -101,7 +110,6 @@ def _train(
     kept = saved.get("records_sha256") if saved else None
     stopping = Stop() if given_stop is None else nullcontext(given_stop)
     with stopping as stop, RunLog(run_dir, title, state.num_records, wandb_run, kept) as log:
-        optimizer = optimizer_of(cfg, model)
 
         def save(snapshot: dict[str, Any]) -> None:
             check_lock()
@@ -235,6 +243,7 @@ def main(cfg: DictConfig) -> None:
         except Exception as error:
             if title:  # hydra reports only the first error of a sweep, at its end
                 say(f"failed: {mendable(error, HydraException, OmegaConfBaseException) or error}", title)
+            remove_empty(run.folder, Path(cfg.out_dir).absolute())
             raise
         return
     check_options(apply_trial(run.cfg), overrides)
@@ -252,6 +261,9 @@ def cli() -> None:
 
 
 def _run() -> None:
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(text())
+        return
     if "hydra/launcher=slurm" in sys.argv:
         raise BnrnnError(
             "hydra/launcher=slurm submits workers, not single runs: use `python -m bnrnn.cluster submit "

@@ -34,8 +34,8 @@ KINDS = {
     "lstm": ("model=lstm", "data._target_=tests.toy.ToyCharacters", "optim=adam", "model.init.hidden=orthogonal"),
     "words": (
         "model=input_bn_lstm", "data._target_=tests.toy.ToyWords", "optim=sgd", "init@model.init=uniform",
-        "optim.momentum=0.5", "sum_over_time=true", "+model.num_layers=2", "+model.learned_state=false",
-        "+model.embedding_size=8", "+model.dropout=0.3", "lr_decay={after: 0, divisor: 2}",
+        "optim.momentum=0.5", "sum_over_time=true", "model.num_layers=2", "model.learned_state=false",
+        "model.embedding_size=8", "model.dropout=0.3", "lr_decay={after: 0, divisor: 2}",
     ),
     "captioner": (
         "setting=lstm_captioner", "experiment=zhang2017/flickr8k", "data._target_=tests.toy_double.WideCaptions",

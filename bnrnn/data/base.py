@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from bnrnn.inputs import Batch, References
+from bnrnn.inputs import SEQUENCES, Batch, References
 
 SHUFFLED, FILE = "shuffled", "file"  # orders of an evaluation (see `evaluation_generator`)
 POOL = 12  # so many batches are sorted by length together, as in rc_data_iter.py of Cooijmans et al. 2016
@@ -21,6 +21,7 @@ POOL = 12  # so many batches are sorted by length together, as in rc_data_iter.p
 class SequenceData(Protocol):
     """A dataset of sequences with the splits `train`, `valid` and `test`, and the sizes that a model needs."""
 
+    kind: str  # SEQUENCES, CAPTIONS or QUESTIONS of bnrnn.inputs; models name the kind that they read
     input_size: int
     output_size: int
     t_max: int
@@ -113,6 +114,7 @@ def sha256(content: bytes) -> str:
 class DataDefaults:
     """The answers of most datasets: no further tests, no reference captions, batches of equal lengths, any order."""
 
+    kind = SEQUENCES
     evaluation_orders: tuple[str, ...] = (SHUFFLED, FILE)
     padded = False  # whether the lengths of the sequences in a batch differ, and with them those of batches
 

@@ -20,7 +20,7 @@ from bnrnn.data.base import DataDefaults, count_even
 from bnrnn.data.prepared import list_values
 from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.files import read_json, reading, zip_members
-from bnrnn.inputs import END, IGNORE, START, Batch, Captioned, References
+from bnrnn.inputs import CAPTIONS, END, IGNORE, START, Batch, Captioned, References
 
 SPECIAL = ("<start>", "<end>", "<unk>")  # ids 0 to 2
 UNK = 2  # START and END are 0 and 1
@@ -70,6 +70,7 @@ class CaptionData(DataDefaults):
     Raises BnrnnError for an empty split, an image without captions, or a missing pycocoevalcap.
     """
 
+    kind = CAPTIONS
     padded = True
     metric = "ppl"
     selects_by = "loss"

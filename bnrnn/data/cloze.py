@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bnrnn.data.base import FILE, SHUFFLED, DataDefaults, by_length, count_even
 from bnrnn.data.prepared import list_lengths, list_values
 from bnrnn.errors import BnrnnError
-from bnrnn.inputs import Batch, Question
+from bnrnn.inputs import QUESTIONS, Batch, Question
 
 SPECIAL = ("<nil>", "<eos>", "<unk>", "<num>")  # ids 0 to 3
 NIL, UNK, NUM = 0, 2, 3
@@ -42,6 +42,7 @@ class Cloze(DataDefaults):
     Raises BnrnnError for a split with fewer than two questions.
     """
 
+    kind = QUESTIONS
     padded = True
     metric = "error"
     evaluation_orders = (FILE, SHUFFLED)  # the released code of the readers shuffles neither validation nor test (D29)

@@ -7,7 +7,7 @@ Unlike the BN-LSTM, the layer normalizes the sum of the two products, as the cod
 
 from torch import Tensor
 
-from bnrnn.errors import BnrnnError, check_size
+from bnrnn.errors import check_size
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.layers.norm import SequenceBatchNorm, check_batch
 from bnrnn.scan import linear
@@ -42,8 +42,6 @@ class BNRNN(RecurrentLayer):
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
-        if batch_sizes is not None:
-            raise BnrnnError(f"{type(self).__name__} takes no padded batches: use sequences of equal length")
         (h,) = state
         population = self.bn.population(t_start, len(x))
         x_proj = linear(x, self.weight_ih)  # (T, B, H)
@@ -57,6 +55,7 @@ class BNRNN(RecurrentLayer):
             beta=self.bn.beta,
             eps=self.bn.eps,
             population=population,
+            batch_sizes=batch_sizes,
         )
-        self.bn.collect(t_start, *seen)
+        self.bn.collect(t_start, *seen, batch_sizes)
         return y, (h,)

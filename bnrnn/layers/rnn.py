@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer, State
 from bnrnn.scan import linear
 from bnrnn.scan.rnn import rnn_scan
@@ -25,8 +24,6 @@ class RNN(RecurrentLayer):
         self.reset_parameters()
 
     def scan(self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None) -> tuple[Tensor, State]:
-        if batch_sizes is not None:
-            raise BnrnnError(f"{type(self).__name__} takes no padded batches: use sequences of equal length")
         (h,) = state
-        y, h, _ = rnn_scan(linear(x, self.weight_ih) + self.bias, h, self.weight_hh)
+        y, h, _ = rnn_scan(linear(x, self.weight_ih) + self.bias, h, self.weight_hh, batch_sizes=batch_sizes)
         return y, (h,)

@@ -21,10 +21,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
-from bnrnn.inputs import Question
+from bnrnn.inputs import QUESTIONS, Question
 from bnrnn.layers.base import RecurrentLayer, State, check_values
 from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.norm import SequenceBatchNorm
+from bnrnn.layers.rhn import RHN
 from bnrnn.layers.stack import Stack, reverse
 from bnrnn.scan.transfer import to_device
 
@@ -53,8 +54,9 @@ class AttentiveReader(nn.Module):
     Passages of length 0 fill up a batch: their logits are 0, and they do not count in any statistic.
 
     Args:
-        layer: builds one direction of an encoder, an LSTM of any kind, from (input_size, hidden_size, t_max=...).
+        layer: builds one layer of one direction of an encoder from (input_size, hidden_size, t_max=...).
         hidden_size: H, the size of one direction, of the word vectors and of both tanh.
+        num_layers: number of recurrent layers of each direction of an encoder. All have the same initial state.
         input_size, output_size: V, the number of words.
         t_max: length of the longest passage or question in training.
         init: initializes the model in place, see SequenceModel.
@@ -72,6 +74,8 @@ class AttentiveReader(nn.Module):
     Raises BnrnnError for an unknown padding or readout.
     """
 
+    reads = QUESTIONS
+
     def __init__(
         self,
         layer: Callable[..., RecurrentLayer],
@@ -87,6 +91,7 @@ class AttentiveReader(nn.Module):
         mean_skip: bool = True,
         dropout: float = 0.5,
         readout: str = "vocabulary",
+        num_layers: int = 1,
     ) -> None:
         super().__init__()
         for name, value, known in (("padding", padding, PADDING), ("readout", readout, READOUT)):
@@ -96,14 +101,14 @@ class AttentiveReader(nn.Module):
         H, D = hidden_size, 2 if bidirectional else 1
         self.embedding = nn.Embedding(input_size, H)
         self.passage_encoder, self.question_encoder = (
-            nn.ModuleList(Stack(layer, H, H, t_max=t_max) for _ in range(D)) for _ in range(2)
+            nn.ModuleList(Stack(layer, H, H, num_layers, t_max=t_max) for _ in range(D)) for _ in range(2)
         )
         for module in self.modules():
             if isinstance(module, Stack):
                 module.checks_finite = False
             if isinstance(module, BNLSTM):
                 module.ended_count = padding == "zeros"
-        self.initial_h = nn.Parameter(torch.zeros(2, D, H))  # for passage and question; c starts at 0
+        self.initial_h = nn.Parameter(torch.zeros(2, D, H))  # for passage and question; an LSTM's c starts at 0
         self.bilinear = nn.Linear(D * H, H, bias=False) if bilinear else None
         self.attend_passage = Product(D * H, H, True, gamma_init)
         self.attend_question = Product(D * H, H, False, gamma_init)
@@ -157,16 +162,16 @@ class AttentiveReader(nn.Module):
         ys, last = [], []
         for d, stack in enumerate(encoder):
             given = reverse(x, ended) if d else x
-            h = initial_h[d].expand(1, x.shape[1], -1)
-            state = (h, torch.zeros_like(h))
+            h = initial_h[d].expand(stack.num_layers, x.shape[1], -1)
+            state = (h, *(torch.zeros_like(h) for _ in stack.state_names[1:]))
             if self.padding == "wrap":
                 t = torch.arange(len(x), device=x.device)[:, None] % ended
                 y, _ = stack(given.gather(0, t[..., None].expand_as(x)), state)
                 last.append(y[ended - 1, torch.arange(x.shape[1], device=x.device)])
             else:
                 y, (h, *_) = stack(given, state, lengths=lengths)
-                y = torch.where(mask, y, h) if self.padding == "zeros" else y
-                last.append(h[0])
+                y = torch.where(mask, y, h[-1]) if self.padding == "zeros" else y
+                last.append(h[-1])
             ys.append(reverse(y, ended) if d else y)
         return torch.cat(ys, 2), torch.cat(last, 1)
 
@@ -210,7 +215,11 @@ def init_reader(model: AttentiveReader, scale: float = 0.05, equal_draws: bool =
         scale: factor of the orthogonal matrices.
         equal_draws: whether matrices of equal shape start with equal values, as if the random generator were seeded
             again before each of them (D20).
+
+    Raises BnrnnError for another model.
     """
+    if not isinstance(model, AttentiveReader) or any(isinstance(module, RHN) for module in model.modules()):
+        raise BnrnnError("init@model.init=reader and reader_fair are for readers with LSTMs: leave it out")
     seed = int(torch.randint(2**31, (), device="cpu"))
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2 or name == "initial_h":

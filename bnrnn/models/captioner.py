@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
-from bnrnn.inputs import Captioned
+from bnrnn.inputs import CAPTIONS, Captioned
 from bnrnn.layers.base import RecurrentLayer, State, check_values
 from bnrnn.layers.linear import Linear
 from bnrnn.layers.rhn import RHN
@@ -26,11 +26,12 @@ class Captioner(nn.Module):
     Args:
         layer: builds the recurrent layer from (input_size, hidden_size, t_max=...).
         hidden_size, embedding_size: size of the layer and of the word vectors.
+        num_layers: number of recurrent layers, all of the same size.
         input_size, output_size: V, the number of words.
         t_max: length of the longest training caption, START included.
         feature_size: F, the number of features of an image.
         image: how the layer gets the features, after a trained linear map. "state": as its initial state. "step": as
-            the input of a first step, before the first word.
+            the input of a first step, before the first word. With several layers, all have the same initial state.
         dropout: probability of setting an element of the word vectors and of the layer's output to 0.
         padding: how finished captions count in batch statistics. "masked": not at all. "counted": padding tokens are
             processed and included in the statistics.
@@ -38,6 +39,8 @@ class Captioner(nn.Module):
 
     Raises BnrnnError for an unknown `image` or `padding`.
     """
+
+    reads = CAPTIONS
 
     def __init__(
         self,
@@ -52,6 +55,7 @@ class Captioner(nn.Module):
         dropout: float = 0.0,
         padding: str = "masked",
         init: Callable[["Captioner"], None] | None = None,
+        num_layers: int = 1,
     ) -> None:
         super().__init__()
         if image not in ("state", "step"):
@@ -60,7 +64,7 @@ class Captioner(nn.Module):
             raise BnrnnError(f"model.padding={padding} is unknown: use masked or counted")
         self.image, self.dropout, self.padding, self.first = image, dropout, padding, int(image == "step")
         self.embedding = nn.Embedding(input_size, embedding_size)
-        self.layer = Stack(layer, embedding_size, hidden_size, t_max=t_max + self.first)
+        self.layer = Stack(layer, embedding_size, hidden_size, num_layers, t_max=t_max + self.first)
         self.layer.checks_finite = False
         self.project = nn.Linear(feature_size, embedding_size if self.first else hidden_size, bias=False)
         self.head = Linear(hidden_size, output_size)
@@ -106,24 +110,23 @@ class Captioner(nn.Module):
         return {name: [caption.ids for caption in decode(self, features, size)] for name, size in sizes.items()}
 
     def _begin(self, features: Float[Tensor, "B F"]) -> State:
-        first = self.project(features)[None]
+        first = self.project(features).expand(self.layer.num_layers, -1, -1)
         return (first, *(torch.zeros_like(first) for _ in self.layer.state_names[1:]))
 
 
 @torch.no_grad()
-def init_captioner(model: Captioner, bound: float) -> None:
-    """Initialize matrices uniformly in ±bound and biases with 0.
+def init_captioner(model: nn.Module, bound: float) -> None:
+    """Initialize matrices uniformly in ±bound, and biases and trained initial states with 0, in any kind of model.
 
     Two biases differ: that of an LSTM's forget gate starts at 1, those of an RHN at their values in `RHN.reset_bias`.
     """
     for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
+        if parameter.dim() > 1 and not name.startswith("initial_"):
             nn.init.uniform_(parameter, -bound, bound)
         elif not name.endswith((".gamma", ".beta")):
             parameter.zero_()
-    for layer in model.layer.layers:
-        assert isinstance(layer, RecurrentLayer)
+    for layer in model.modules():
         if isinstance(layer, RHN):
             layer.reset_bias()
-        elif isinstance(layer.bias, Tensor):
+        elif isinstance(layer, RecurrentLayer) and layer.num_gates == 4 and isinstance(layer.bias, Tensor):
             layer.bias[layer.hidden_size : 2 * layer.hidden_size] = 1.0

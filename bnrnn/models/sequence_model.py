@@ -8,9 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError
-from bnrnn.inputs import Padded
+from bnrnn.inputs import SEQUENCES, Padded
 from bnrnn.layers.base import RecurrentLayer, State, check_values
 from bnrnn.layers.linear import Linear
+from bnrnn.layers.rhn import RHN
 from bnrnn.layers.stack import Stack
 
 
@@ -35,6 +36,8 @@ class SequenceModel(nn.Module):
         scored_steps: S, compute logits only for so many steps at the end of a sequence; None computes all. The data
             determine it.
     """
+
+    reads = SEQUENCES
 
     def __init__(
         self,
@@ -170,6 +173,12 @@ def orthogonal(num_in: int, num_out: int) -> Float[Tensor, "num_out num_in"]:
 
 
 def _layers(model: SequenceModel) -> list[RecurrentLayer]:
+    """The layers of a sequence model of LSTMs or tanh RNNs. Raises BnrnnError for another model."""
+    if not isinstance(model, SequenceModel) or any(isinstance(layer, RHN) for layer in model.layer.layers):
+        raise BnrnnError(
+            "this init@model.init is for sequence models of LSTMs and tanh RNNs: leave it out, because every model "
+            "brings its own"
+        )
     return list(model.layer.layers)  # pyright: ignore[reportReturnType]: a ModuleList forgets its type
 
 

@@ -13,11 +13,13 @@ from bnrnn.report.claims import claim_keys, load_analysis, load_claim
 from bnrnn.report.claims_page import claim_pages, render_short
 from bnrnn.report.full_length import render as render_full_length
 from bnrnn.report.index import render_index
+from bnrnn.report.markdown import markdown
 from bnrnn.report.rule_history import has_history
 from bnrnn.report.runs import load_borrowed, load_runs, run_files
 from bnrnn.report.tables import drawn, render, render_summary
 from bnrnn.report.unfinished import load_unfinished
 from bnrnn.report.verdicts import Claim, load_claims
+from bnrnn.training.pairs import KINDS, fitting
 
 RESULTS = ROOT / "results"
 BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -74,7 +76,12 @@ def texts() -> dict[Path, str]:
         pages |= claim_pages(claims(), RESULTS, measured)
     pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
-    with_blocks = (ROOT / "README.md", ROOT / "docs/layer.md", *sorted((ROOT / "experiments").glob("*/notes.md")))
+    with_blocks = (
+        ROOT / "README.md",
+        ROOT / "docs/data.md",
+        ROOT / "docs/layer.md",
+        *sorted((ROOT / "experiments").glob("*/notes.md")),
+    )
     filled = {p: BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", p.read_text()) for p in with_blocks}
     return {**pages, **benchmarks, **filled}
 
@@ -91,12 +98,21 @@ def block(key: str) -> str:
         return running_page.render(read_record(running_page.FILE, "make running"), key.partition("/")[2])
     if key == "claims":
         return render_short(claims())
+    if key == "pairs":
+        return render_pairs()
     if key == "full_length":
         return render_full_length(RESULTS)
     if key in measured_keys():  # an analysis with a table
         analysis: Any = load_analysis(key)
         return analysis.table(stored(key, RESULTS))
     return render_file(RESULTS / f"{key}.json", render_brief)
+
+
+def render_pairs() -> str:
+    """The table of the kinds of data, with the datasets and the models of each."""
+    rows = ([kind, *(", ".join(f"`{name}`" for name in fitting(group, kind)) for group in ("data", "model"))]
+            for kind in KINDS)  # fmt: skip
+    return markdown(["kind of data", "`data=`", "`model=`"], rows)
 
 
 def show(key: str, results_dir: Path) -> None:

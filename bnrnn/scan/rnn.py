@@ -24,6 +24,7 @@ def rnn_scan(
     beta: Float[Tensor, " H"] | None = None,
     eps: float = 1e-5,
     population: tuple[Tensor, Tensor] | None = None,
+    batch_sizes: list[int] | None = None,
 ) -> tuple[Float[Tensor, "T B H"], Float[Tensor, "B H"], tuple[Tensor | None, Tensor | None]]:
     """Run h_t = tanh(BN(W_hh h_{t-1} + x_proj_t; gamma, beta)), Cooijmans et al. 2016 (arXiv:1603.09025), section 4.
 
@@ -31,19 +32,22 @@ def rnn_scan(
         x_proj: the input product W_ih x.
         gamma: None turns normalization off.
         population: means and variances (T, H) to normalize with; None uses those of the batch.
+        batch_sizes: number of sequences that run at each step, never increasing; None means all at every step. Finished
+            sequences keep their h, and do not count in the statistics.
 
     Returns h of all steps, the last h, and the means and variances (T, H) that were used, which are None without gamma.
     """
     if not traced() and backend(x_proj.device, product_dtype(x_proj.device, x_proj.dtype) or x_proj.dtype) == "triton":
-        return _on_triton(x_proj, h, weight_hh, gamma, beta, eps, population)
+        return _on_triton(x_proj, h, weight_hh, gamma, beta, eps, population, batch_sizes)
     means, variances = population or ([None] * len(x_proj), [None] * len(x_proj))
     ys, seen = [], []
-    for x_t, mean, var in zip(x_proj.unbind(0), means, variances, strict=True):
-        a = h @ weight_hh.T + x_t  # (B, H)
+    sizes = batch_sizes or [len(h)] * len(x_proj)
+    for x_t, n, mean, var in zip(x_proj.unbind(0), sizes, means, variances, strict=True):
+        a = h[:n] @ weight_hh.T + x_t[:n]  # (n, H)
         if gamma is not None:
             a, mean, var = normalize(a, gamma, beta, eps, mean, var)
             seen.append((mean, var))
-        h = torch.tanh(a)
+        h = torch.tanh(a) if n == len(h) else torch.cat([torch.tanh(a), h[n:]])
         ys.append(h)
     statistics = (torch.stack([m for m, _ in seen]), torch.stack([v for _, v in seen])) if seen else (None, None)
     return torch.stack(ys), h, statistics
@@ -51,7 +55,7 @@ def rnn_scan(
 
 def _on_triton(
     x_proj: Tensor, h: Tensor, weight_hh: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float,
-    population: tuple[Tensor, Tensor] | None,
+    population: tuple[Tensor, Tensor] | None, batch_sizes: list[int] | None,
 ) -> Result:  # fmt: skip
     low = product_dtype(x_proj.device, x_proj.dtype)
     mean, var = population or (None, None)
@@ -63,6 +67,7 @@ def _on_triton(
             raised(weight_hh)[None],
             eps=eps,
             population=None if mean is None or var is None else RHNStatistics(mean_z=mean[:, None], var_z=var[:, None]),
+            batch_sizes=batch_sizes,
             product_dtype=low,
             **{name: None if value is None else raised(value)[None] for name, value in parameters.items()},
         )

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bnrnn.config import CONF, checking_files, compose_config
 from bnrnn.errors import BnrnnError
+from bnrnn.training.pairs import options
 
 MOST_THREADS = 512  # far more than this crash OpenMP
 MISSING = object()
@@ -40,6 +41,7 @@ def _or_null(rule: Rule) -> Rule:
 
 
 SIZE, SWITCH, POSITIVE, SHARE = _whole(1), _one_of(True, False), _number(0, above=True), _number(0, 1)
+KEYS: Rule = (lambda v: isinstance(v, dict), "keys and values")
 # By the whole key or, for keys of model, data and optim, by its last part: these take their values from classes.
 RULES: dict[str, Rule] = {
     "seed": _whole(0, 2**42),  # the seed of an epoch is a million times this, which must fit into 64 bits
@@ -53,7 +55,7 @@ RULES: dict[str, Rule] = {
                       "a name without / \\ # ? % :"),
     "budget.updates": _or_null(SIZE), "budget.epochs": _or_null(SIZE), "budget.eval_every": _or_null(SIZE),
     "budget.eval_batches": _or_null(SIZE), "budget.population_batches": _or_null(SIZE),
-    "lr_decay": (lambda v: v is None, "{after: N, divisor: D} and perhaps every: M, or null"),
+    "lr_decay": (lambda v: v is None or isinstance(v, dict), "{after: N, divisor: D} and perhaps every: M, or null"),
     "lr_decay.after": _whole(0), "lr_decay.divisor": POSITIVE, "lr_decay.every": SIZE,
     "lr": POSITIVE, "momentum": SHARE, "decay": SHARE, "dropout": SHARE, "eps": POSITIVE, "input_eps": POSITIVE,
     "hidden_size": SIZE, "embedding_size": _or_null(SIZE), "depth": SIZE, "num_layers": SIZE, "window": SIZE,
@@ -61,6 +63,8 @@ RULES: dict[str, Rule] = {
     "num_states": SIZE, "num_features": SIZE, "max_frames": SIZE, "num_sentences": _or_null(SIZE),
     "valid_segments": _or_null(SIZE), "bound": _number(0), "scale": _number(0), "year": SIZE,
     "gamma_init": (lambda v: v is None or type(v) in (int, float), "a number, or null"),
+    "layer": KEYS, "init": _or_null(KEYS), "budget": KEYS, "wandb": KEYS, "model": KEYS, "data": KEYS, "optim": KEYS,
+    "learned_state": SWITCH, "coupled": SWITCH, "cell_bias": SWITCH, "transform_bias": _number(-math.inf),
     "bidirectional": SWITCH, "mean_skip": SWITCH, "bilinear": SWITCH, "permute_entities": SWITCH, "prefix": SWITCH,
 }  # fmt: skip
 TEXTS: Rule = (
@@ -91,15 +95,16 @@ def check_options(cfg: DictConfig, overrides: dict[str, str] | None = None) -> N
 
     `overrides` are those of the run; one that has no effect is refused.
     """
-    values = dict(_leaves(OmegaConf.to_container(cfg, resolve=True)))
+    tree = OmegaConf.to_container(cfg, resolve=True)
+    values = dict(_leaves(tree))
     if lacking := [key for key in NEEDED if OmegaConf.select(cfg, key, default=MISSING) is MISSING]:
         raise BnrnnError(
             f"{lacking[0]} has no value: give it one, or restore the files in {CONF} (with git, or install again)"
         )
     known = [*_base_keys(), *ALSO]
-    for key, value in values.items():
+    for key, value in _nodes(tree):
         group, _, _ = key.partition(".")
-        if group not in ("model", "data", "optim", "search") and key not in known:
+        if group not in ("model", "data", "optim", "search") and key in values and key not in known:
             raise BnrnnError(f"{key} is no option{_nearest(key, known)}")
         rule = RULES.get(key) or (RULES.get(key.rpartition(".")[2]) if group in ("model", "data", "optim") else None)
         if rule is not None and not rule[0](value):
@@ -141,23 +146,27 @@ def naming_nearest_key() -> Iterator[None]:
 
 def with_nearest_key(error: Exception, keys: Callable[[], list[str]]) -> str:
     """The message of an error, with the nearest existing key if hydra found an unknown one."""
-    match = re.search(r"Could not override '([^']+)'|unexpected keyword argument '([^']+)'", str(error))
+    if match := re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '([^']+)'", str(error)):
+        return f"{match[1]} has no option {match[2]}{_nearest(match[2], keys())}"
+    match = re.search(r"Could not override '([^']+)'", str(error))
     if match is None:
         return str(error)
-    key, said = match[1] or match[2], str(error).splitlines()[0].rstrip(".")
-    if (others := options_with(key)) != []:
-        group = key.partition(".")[0]
-        return (
-            f"{said}: the chosen {group} has no such option; these have it: {', '.join(f'{group}={o}' for o in others)}"
-        )
-    return f"{said}{_nearest(key, keys())}"
+    key, said = match[1], str(error).splitlines()[0].rstrip(".")
+    existing = keys()
+    if members := [k for k in existing if k.startswith(f"{key}.") and "._" not in k]:
+        return f"{said}: it is a group of options; give one of them, such as {members[0]}"
+    if others := options_with(key):
+        group, most = key.partition(".")[0], 6
+        names = ", ".join(f"{group}={name}" for name in others[:most])
+        more = f" and {len(others) - most} more" if len(others) > most else ""
+        return f"{said}: the chosen {group} has no such option; these have it: {names}{more}"
+    return f"{said}{_nearest(key, existing)}"
 
 
 def options_with(key: str) -> list[str]:
     """The files of a group, such as model or optim, whose configuration has this key: [] for a key of no group."""
     group, _, own = key.partition(".")
-    files = sorted((CONF / group).rglob("*.yaml")) if own and group in ("model", "data", "optim") else []
-    names = [str(path.relative_to(CONF / group).with_suffix("")) for path in files if not path.name.startswith("_")]
+    names = options(group) if own and group in ("model", "data", "optim") else []
     return [name for name in names if key in keys_of(compose_config(f"{group}={name}"))]
 
 
@@ -168,7 +177,8 @@ def keys_of(cfg: DictConfig) -> list[str]:
 
 def _nearest(key: str, known: list[str]) -> str:
     """The existing key or group that is most like this one, by its whole name or by its last part."""
-    known = [*dict.fromkeys(key.partition(".")[0] for key in known), *known]
+    groups = dict.fromkeys(key.partition(".")[0] for key in known)
+    known = [*(group for group in groups if not key.startswith(f"{group}.")), *known]
     ends = {k.rpartition(".")[2]: k for k in reversed(known)}
     near = get_close_matches(key, known, 1, 0.7) or get_close_matches(key.rpartition(".")[2], list(ends), 1, 0.7)
     return f": did you mean {ends.get(near[0], near[0])}?" if near else ": `--help` lists the options"
@@ -177,6 +187,14 @@ def _nearest(key: str, known: list[str]) -> str:
 def _base_keys() -> list[str]:
     base = yaml.safe_load(Path(CONF, "train.yaml").read_text())
     return [key for key, _ in _leaves({k: v for k, v in base.items() if k not in ("defaults", "hydra")})]
+
+
+def _nodes(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys and values of a nested dictionary, groups of keys before the keys in them."""
+    for key, value in tree.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, dict):
+            yield from _nodes(value, f"{prefix}{key}.")
 
 
 def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -30,6 +30,15 @@ WHERE = (
     "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every", "evaluate_train",
     "data_dir", "out_dir", "wandb", "resume", "pack",
 )  # fmt: skip
+# Options of models that were added to conf/ after the first results, and their neutral values. A neutral value is no
+# part of a run's identity, so the older results stay valid.
+LATER = {
+    "SequenceModel": {
+        "num_layers": 1, "bidirectional": False, "dropout": 0.0, "embedding_size": None, "learned_state": True,
+    },
+    "Captioner": {"num_layers": 1},
+    "AttentiveReader": {"num_layers": 1},
+}  # fmt: skip
 FILE = "result.json"
 VERSION = 1  # of the content of result.json; increase it when older code could not read it correctly
 
@@ -125,15 +134,25 @@ def config_record(cfg: DictConfig) -> dict[str, Any]:
     return {str(k): v for k, v in record.items() if v is not None}
 
 
-def identity(record: Any) -> Any:
+def identity(record: dict[str, Any]) -> dict[str, Any]:
     """The record in the form that is hashed: the class name of each `_target_`, and numbers by value.
 
-    Import paths are left out, so modules can move without changing hashes. 5 and 5.0 count as the same number.
+    Import paths are left out, so modules can move without changing hashes. 5 and 5.0 count as the same number. Options
+    of the model in LATER are left out where they have no effect.
     """
+    record = _by_value(record)
+    later = LATER.get(record.get("model", {}).get("_target_"), {})
+    for option, neutral in later.items():
+        if record["model"].get(option, neutral) == neutral:
+            record["model"].pop(option, None)
+    return record
+
+
+def _by_value(record: Any) -> Any:
     if isinstance(record, dict):
-        return {k: v.rpartition(".")[2] if k == "_target_" else identity(v) for k, v in record.items()}
+        return {k: v.rpartition(".")[2] if k == "_target_" else _by_value(v) for k, v in record.items()}
     if isinstance(record, list):
-        return [identity(v) for v in record]
+        return [_by_value(v) for v in record]
     return int(record) if isinstance(record, float) and record.is_integer() else record
 
 

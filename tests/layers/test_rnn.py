@@ -67,9 +67,33 @@ def test_bn_rnn_estimates_long_sequences_in_pieces(monkeypatch):
     assert_near("var", var, layer.bn.pop_var)
 
 
+def test_finished_sequences_keep_their_state_and_do_not_count():
+    sizes, x = [6, 6, 4, 3, 1], torch.randn(T, B, I, dtype=torch.float64)
+    layers = RNN(I, H).double(), BNRNN(I, H, T, gamma_init=0.5).double()
+    nn.init.uniform_(layers[1].bn.beta, 0.1, 0.5)
+    for layer in layers:
+        y, (last,) = layer(x, None, 0, sizes)
+        h = torch.zeros(B, H, dtype=torch.float64)
+        for t, n in enumerate(sizes):  # one step at a time with the sequences that run; a single one normalizes to beta
+            single = (
+                layer(x[t : t + 1, :n], (h[:n],))[1][0] if n > 1 or isinstance(layer, RNN) else layer.bn.beta.tanh()
+            )
+            h = torch.cat([single.expand(n, H), h[n:]])
+            assert_near(f"h at step {t}", h[:n], y[t, :n])
+        assert_near("last", h, last)
+    layers[1].eval()
+    nn.init.uniform_(layers[1].bn.pop_mean)
+    nn.init.uniform_(layers[1].bn.pop_var, 0.5, 1)
+    whole, (last,) = layers[1](x, None, 0, sizes)
+    alone, (of_last,) = layers[1](x[:4, 2:3])
+    assert_near("population", alone[:3, 0], whole[:3, 2])
+    assert_near("its last", of_last[0], last[2])
+
+
+@pytest.mark.parametrize("padded", [None, [6, 4]])
 @pytest.mark.parametrize("make", [RNN, BNRNN])
 @pytest.mark.parametrize("evaluating", [False, True])
-def test_the_triton_engine_gives_the_same(make, evaluating):
+def test_the_triton_engine_gives_the_same(make, evaluating, padded):
     layer = make(I, 17, 2).double()
     if make is BNRNN:
         nn.init.uniform_(layer.bn.gamma, 0.2, 0.4)
@@ -80,7 +104,8 @@ def test_the_triton_engine_gives_the_same(make, evaluating):
 
     def everything(dtype: torch.dtype) -> list[Tensor]:
         given = [v.to(dtype).requires_grad_() for v in (x, h)]
-        y, (last,) = layer.to(dtype)(given[0], (given[1],))
+        y, (last,) = layer.to(dtype)(given[0], (given[1],), 0, padded)
+        y = y if padded is None else torch.cat([y[t, :n] for t, n in enumerate(padded)])
         gradients = torch.autograd.grad((y.square().sum() + last.sum()), [*given, *layer.parameters()])
         return [y, last, *gradients]
 

@@ -22,7 +22,7 @@ from tests.toy import ToyWords
 CHARACTERS = ("data._target_=tests.toy.ToyCharacters", "optim=adam", "batch_size=10", "model.init.hidden=orthogonal")
 WORDS = (
     "data._target_=tests.toy.ToyWords", "optim=sgd", "init@model.init=uniform", "batch_size=8", "sum_over_time=true",
-    "population_batch_size=8", "+model.num_layers=2", "+model.learned_state=false", "+model.embedding_size=12",
+    "population_batch_size=8", "model.num_layers=2", "model.learned_state=false", "model.embedding_size=12",
     "++model.layer.cell_bias=false", "lr_decay={after: 2, divisor: 2}", "optim.lr=0.2",
 )  # fmt: skip
 LENGTH = ("+budget.epochs=3", "budget.updates=null", "budget.eval_every=null", "log_every=5")

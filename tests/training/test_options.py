@@ -1,10 +1,14 @@
 """Wrong values of a configuration: each is one message that says what was expected, before anything is started."""
 
+import sys
+
 import pytest
 from omegaconf import OmegaConf
 
 from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError
+from bnrnn.files import remove_empty
+from bnrnn.train import cli
 from bnrnn.training.device import choose_device
 from bnrnn.training.options import check_options, naming_nearest_key, options_with
 from bnrnn.training.search import apply_trial
@@ -24,6 +28,14 @@ from tests.helpers import composed
         ("search", {"trial": 1, "draws": {"seed": {"choice": []}}}, "search.draws.seed is {'choice': []}: use choice:"),
         ("search", {"trial": 1, "draws": {"seed": {"choice": 5}}}, "search.draws.seed is {'choice': 5}: use choice:"),
         ("search", {"trial": 1, "draws": {"seed": 5}}, "search.draws.seed is 5: use choice:"),
+        (
+            "model.layer.gamma_init",
+            {"a": 1},
+            "model.layer.gamma_init={'a': 1} is not valid: expected a number, or null",
+        ),
+        ("model.layer", 3, "model.layer=3 is not valid: expected keys and values"),
+        ("optim.lr", {"a": {"b": 1}}, "optim.lr={'a': {'b': 1}} is not valid: expected a number above 0"),
+        ("budget.updates", {"a": 1}, "budget.updates={'a': 1} is not valid: expected a whole number from 1, or null"),
         ("model.layer.gamma_init", True, "model.layer.gamma_init=True is not valid: expected a number, or null"),
     ],
 )
@@ -72,3 +84,37 @@ def test_an_option_of_another_file_of_its_group_is_named_with_these_files():
     message = r"the chosen optim has no such option; these have it: optim=rmsprop$"
     with pytest.raises(BnrnnError, match=message), naming_nearest_key():
         compose_config("optim=sgd", "optim.decay=0.5")
+
+
+def test_a_value_for_a_group_of_options_is_answered_with_one_of_them():
+    message = r"'wandb': it is a group of options; give one of them, such as wandb\.mode"
+    with pytest.raises(BnrnnError, match=message), naming_nearest_key():
+        compose_config("wandb={a:1}")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+model.layer.gama_init=1", "BNLSTM has no option gama_init: did you mean model.layer.gamma_init?"),
+        ("+optim.decayy=1", "optim cannot be built"),
+        (
+            "data=flickr8k",
+            "this model reads sequences, and data=flickr8k has captions of images: use one of the models",
+        ),
+        ("model.layer.gamma_init=[1]", "model.layer.gamma_init=[1] is not valid: expected a number, or null"),
+        ("init@model.init=reader", "init@model.init=reader and reader_fair are for readers"),
+    ],
+)
+def test_a_refused_configuration_leaves_nothing_on_the_disk(tmp_path, monkeypatch, override, message):
+    monkeypatch.setattr(sys, "argv", ["bnrnn-train", override, "wandb.mode=disabled", f"out_dir={tmp_path}/out"])
+    with pytest.raises(SystemExit) as ended:
+        cli()
+    assert message in str(ended.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_are_not_empty_stay(tmp_path):
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    (tmp_path / "a" / "kept").touch()
+    remove_empty(tmp_path / "a" / "b" / "c", tmp_path / "a")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["kept"]
