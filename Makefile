@@ -127,6 +127,7 @@ doctor: setup  ## tell in a minute what works here: engines, GPU, data, programs
 
 bench: setup  ## time the layers, nn.LSTM and a Python loop, into results/bench/ (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PEERS),--peers) $(ARGS)
+	$(PYTHON) scripts/bench.py --device $(DEVICE) --padded $(ARGS)
 
 kernels: setup  ## compile the Triton kernels for three GPUs, and write what they need into docs/engines.md; needs none
 	$(PYTHON) scripts/kernels.py

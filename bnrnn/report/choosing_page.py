@@ -19,6 +19,7 @@ TASKS = {
     "words": "words without an error, share ↑",
 }
 PLAIN = "as described"
+SPAN = 0.2  # the least range of an axis: a smaller one would exaggerate differences
 
 
 class Column(NamedTuple):
@@ -78,8 +79,8 @@ def about(result: dict[str, Any]) -> str:
     return (
         f"Mean ± standard deviation over {seeds} seeds, exact statistics, on validation data. One layer of "
         f"{of['units']} units, Adam at {of['lr']}, {of['updates']:,} updates of {of['batch_size']} sequences, gradient "
-        f"clipping at {of['clip']:g}: the same for all norms, chosen before the runs. All {len(result['runs'])} runs on "
-        f"this page took {minutes:.0f} minutes of one core; torch {result['versions']['torch']}, {result['date']}.\n"
+        f"clipping at {of['clip']:g}: the same for all norms, chosen before the runs. All {len(result['runs'])} runs "
+        f"of this page took {minutes:.0f} minutes of one core; torch {result['versions']['torch']}, {result['date']}.\n"
     )
 
 
@@ -97,7 +98,7 @@ def short(result: dict[str, Any]) -> str:
 
 def draw(result: dict[str, Any], path: Path = FIGURE) -> None:
     """Plot one panel per task: every seed is a small mark, the mean a large one."""
-    fig, axes = plt.subplots(1, len(TASKS), figsize=(11, 3.2), sharey=True)
+    fig, axes = plt.subplots(1, len(TASKS), figsize=(11, 3.5), sharey=True)
     names = norms(result)
     for ax, (task, title) in zip(axes, TASKS.items(), strict=True):
         for kind, look, shift in (("exact", LOOKS[0], -0.13), ("running", LOOKS[1], 0.13)):
@@ -109,7 +110,10 @@ def draw(result: dict[str, Any], path: Path = FIGURE) -> None:
                 color = "black" if norm == "none" else look.color
                 ax.plot(values, [at] * len(values), look.marker, color=color, markersize=4, alpha=0.4)
                 ax.plot(mean(values), at, look.marker, color=color, markersize=9)
-        ax.set(xlabel=title.replace("↑", "(more is better)").replace("↓", "(less is better)"))
+        ax.set(xlabel=title.replace(" ↑", "\n(more is better)").replace(" ↓", "\n(less is better)"))
+        low, high = ax.get_xlim()
+        if high - low < SPAN:
+            ax.set_xlim((low + high - SPAN) / 2, (low + high + SPAN) / 2)
         ax.set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
     for kind, look in (("exact statistics", LOOKS[0]), ("running statistics", LOOKS[1])):

@@ -8,7 +8,7 @@ from typing import Any
 from bnrnn.config import ROOT
 from bnrnn.files import read_record
 from bnrnn.report import choosing_page, plots, running_page
-from bnrnn.report.bench_page import render_brief, render_file
+from bnrnn.report.bench_page import render_brief, render_file, render_padded
 from bnrnn.report.claims import claim_keys, load_analysis, load_claim
 from bnrnn.report.claims_page import claim_pages, render_short
 from bnrnn.report.full_length import render as render_full_length
@@ -100,7 +100,7 @@ def block(key: str) -> str:
     if key in measured_keys():  # an analysis with a table
         analysis: Any = load_analysis(key)
         return analysis.table(stored(key, RESULTS))
-    return render_file(RESULTS / f"{key}.json", render_brief)
+    return render_file(RESULTS / f"{key}.json", render_padded if key.endswith("padded") else render_brief)
 
 
 def draw_all() -> None:
