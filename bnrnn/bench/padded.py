@@ -1,4 +1,4 @@
-"""Measures a training step on sequences of different lengths: nn.LSTM padded and packed, and bnrnn.LSTM with lengths."""
+"""Measures a training step on sequences of different lengths: nn.LSTM padded and packed, bnrnn.LSTM with lengths."""
 
 from collections.abc import Iterator
 from functools import partial

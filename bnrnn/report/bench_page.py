@@ -126,8 +126,18 @@ def render_brief(result: dict[str, Any]) -> str:
     )
 
 
+def render_ratio(result: dict[str, Any]) -> str:
+    """The time of a training step in one sentence, for the top of README.md."""
+    rows = [row for row in sections(result)[SECTION] if row["threads"] == 1]
+    fastest = [name for name in ENGINES if all(name in row["ms"] for row in rows)][-1]
+    medians = sorted(ratios(row, fastest)[1] for row in rows)
+    return (
+        f"A training step takes {medians[0]:.2f} to {medians[-1]:.2f} times as long as that of `{NN_LSTM}`, on a CPU."
+    )
+
+
 def render_padded(result: dict[str, Any]) -> str:
-    """Sequences of different lengths in a few sentences, for README.md: the times over that of a BN-LSTM."""
+    """Sequences of different lengths in a few sentences, for README.md."""
     rows = sections(result)[padded.SECTION]
 
     def times_over(variant: str, base: str) -> str:
@@ -136,9 +146,11 @@ def render_padded(result: dict[str, Any]) -> str:
 
     return (
         f"On padded batches with `lengths`, a training step of a batch-normalized LSTM takes "
-        f"{times_over(padded.BN_LSTM, padded.PADDED)} as long as one of `{NN_LSTM}` that ignores the lengths. `{NN_LSTM}` "
-        f"on a `PackedSequence`, which respects them, takes {times_over(padded.PACKED, padded.BN_LSTM)} as long as ours. "
-        f"({len(rows)} sizes, lengths {padded.LENGTHS}; {result['hardware']}, one thread, {result['date']}.)\n"
+        f"{times_over(padded.BN_LSTM, padded.PADDED)} as long as one of `{NN_LSTM}` that ignores the lengths. "
+        f"`{NN_LSTM}` on a `PackedSequence`, which respects them, takes "
+        f"{times_over(padded.PACKED, padded.BN_LSTM)} as long as ours. ({len(rows)} sizes of up to "
+        f"{max(int(row['name'].rpartition('T ')[2]) for row in rows)} steps, lengths {padded.LENGTHS}; "
+        f"{result['hardware']}, one thread, {result['date']}.)\n"
     )
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from bnrnn.config import ROOT
 from bnrnn.files import read_record
-from bnrnn.report import choosing_page, plots, running_page
+from bnrnn.report import choosing_page, facts, main_figure, plots, running_page
 from bnrnn.report.bench_page import render_brief, render_file, render_padded
 from bnrnn.report.claims import claim_keys, load_analysis, load_claim
 from bnrnn.report.claims_page import claim_pages, render_short
-from bnrnn.report.full_length import render as render_full_length
 from bnrnn.report.index import render_index
 from bnrnn.report.rule_history import has_history
 from bnrnn.report.runs import load_borrowed, load_runs, run_files
@@ -95,8 +94,8 @@ def block(key: str) -> str:
         return choosing_page.short(result) if key == "choosing/short" else choosing_page.render(result, key)
     if key == "claims":
         return render_short(claims())
-    if key == "full_length":
-        return render_full_length(RESULTS)
+    if key == "facts":
+        return facts.render(RESULTS)
     if key in measured_keys():  # an analysis with a table
         analysis: Any = load_analysis(key)
         return analysis.table(stored(key, RESULTS))
@@ -107,6 +106,7 @@ def draw_all() -> None:
     """Plot every figure of results/."""
     for key in measured_keys():
         draw(key, RESULTS)
+    main_figure.draw(RESULTS)
     choosing_page.draw(read_record(choosing_page.FILE, choosing_page.COMMAND))
 
 
