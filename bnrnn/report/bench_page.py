@@ -131,9 +131,8 @@ def render_ratio(result: dict[str, Any]) -> str:
     rows = [row for row in sections(result)[SECTION] if row["threads"] == 1]
     fastest = [name for name in ENGINES if all(name in row["ms"] for row in rows)][-1]
     medians = sorted(ratios(row, fastest)[1] for row in rows)
-    return (
-        f"A training step takes {medians[0]:.2f} to {medians[-1]:.2f} times as long as that of `{NN_LSTM}`, on a CPU."
-    )
+    span = f"{medians[0]:.2f} to {medians[-1]:.2f} times"
+    return f"A training step of a BN-LSTM takes {span} as long as one of `{NN_LSTM}`, on one core of a CPU."
 
 
 def render_padded(result: dict[str, Any]) -> str:
