@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 from pathlib import Path
 
 from bnrnn.files import write_text
@@ -14,7 +13,7 @@ def write(notebook: Path, page: Path) -> None:
     for cell in json.loads(notebook.read_text())["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            parts.append(re.sub(r"^\$\$(.*?)\$\$$", r"```{math}\n\1\n```", source, flags=re.MULTILINE))
+            parts.append(source)
             continue
         parts.append(f"```python\n{source}\n```")
         for output in cell["outputs"]:
