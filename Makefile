@@ -31,7 +31,7 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	if [ "$(OUT)" -ef results ]; then $(PYTHON) scripts/make_tables.py; fi; \
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
 
-.PHONY: help setup quickstart test test-slow test-slurm sanitize lint types check tables verify compare site site-test data doctor bench running
+.PHONY: help setup quickstart test test-slow test-slurm sanitize lint types check tables verify compare site site-test data doctor bench running notebook
 .PHONY: kernels versions stress gpu-evidence wheels campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
@@ -127,6 +127,7 @@ doctor: setup  ## tell in a minute what works here: engines, GPU, data, programs
 
 bench: setup  ## time the layers, nn.LSTM and a Python loop, into results/bench/ (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PEERS),--peers) $(ARGS)
+	$(PYTHON) scripts/bench.py --device $(DEVICE) --padded $(ARGS)
 
 kernels: setup  ## compile the Triton kernels for three GPUs, and write what they need into docs/engines.md; needs none
 	$(PYTHON) scripts/kernels.py
@@ -134,6 +135,9 @@ kernels: setup  ## compile the Triton kernels for three GPUs, and write what the
 running: setup  ## compare running with exact population statistics, for docs/layer.md; minutes, needs Penn Treebank
 	$(PYTHON) -m bnrnn.running
 	$(PYTHON) scripts/make_tables.py
+
+notebook: setup  ## run examples/gamma.ipynb, and store its figures
+	$(PYTHON) scripts/notebook.py examples/gamma.ipynb
 
 stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; ten minutes
 	$(PYTHON) -m bnrnn.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)

@@ -2,6 +2,7 @@
 
 python scripts/bench.py --quick                    ten minutes: short sequences, without memory
 python scripts/bench.py [--device cuda]            sequences of the tasks' lengths, and memory
+python scripts/bench.py --padded                   sequences of different lengths, and nothing else: a minute
 python scripts/bench.py --render results/bench/cpu-quick.json   print the page of a stored benchmark
 """
 
@@ -18,6 +19,7 @@ import torch
 from bnrnn.bench import layers
 from bnrnn.bench.inference import inference_cases
 from bnrnn.bench.layers import CLEAR_REFS, Shape, in_fresh_process, memory_growth, relative_errors
+from bnrnn.bench.padded import LENGTHS, padded_cases
 from bnrnn.bench.peers import peer_cases
 from bnrnn.bench.readers import reader_cases
 from bnrnn.bench.rhn import rhn_case
@@ -34,11 +36,16 @@ from bnrnn.training.device import choose_device
 from bnrnn.training.results import environment, git_commit
 
 QUICK = Plan("quick", full_length=False, memory=False, threads=(1, 2), error_T=20, seconds=6.0)
+PADDED = Plan("padded", full_length=True, memory=False, threads=(1,), error_T=0, seconds=12.0)
 FULL = Plan("full", full_length=True, memory=True, threads=(1, 2), error_T=50, seconds=30.0)
 
 
 def cases(shapes: dict[str, Shape], plan: Plan, device: torch.device, peers: bool) -> Iterator[Case]:
     """All cases. Training steps are timed for each number of threads, the rest on one thread."""
+    if plan.name == PADDED.name:
+        torch.set_num_threads(1)
+        yield from padded_cases(device)
+        return
     usable = [n for n in plan.threads if n == 1 or (device.type == "cpu" and n <= (os.cpu_count() or 1))]
     for num_threads in usable:
         torch.set_num_threads(num_threads)
@@ -91,7 +98,7 @@ def everything(
         "peak": peak() if fastest(device) == "cpu" else None,
         "precision": precision,
         "heap": "times: freed memory is kept, as in training (bnrnn.keep_heap); memory: the system's default",
-        "shapes": {key: shape.about for key, shape in shapes.items()},
+        "shapes": {key: shape.about for key, shape in shapes.items()} or {"lengths": LENGTHS},
         "errors": errors_of(shapes, plan, device),
         "rows": [],
         "memory": {},
@@ -131,6 +138,7 @@ def main(argv: list[str] | None = None, shapes: dict[str, Shape] = layers.SHAPES
         "--precision", choices=["float32", "tf32", "bfloat16"], help="precision of all variants; default tf32 on a GPU"
     )
     parser.add_argument("--peers", action="store_true", help="also time JAX and the compiled naive loop")
+    parser.add_argument("--padded", action="store_true", help="only sequences of different lengths: a minute")
     parser.add_argument("--shapes", metavar="S1,S4", help="time only these, and store in outputs/bench")
     parser.add_argument("--out-dir", type=Path, metavar="DIR", help="store here instead of results/bench")
     parser.add_argument("--render", type=Path, metavar="FILE", help="print a stored benchmark, measure nothing")
@@ -141,6 +149,8 @@ def main(argv: list[str] | None = None, shapes: dict[str, Shape] = layers.SHAPES
     device = choose_device(args.device)
     if args.shapes:
         shapes = chosen(args.shapes, shapes)
+    if args.padded:
+        shapes, plan = {}, PADDED
     precision = args.precision or ("tf32" if device.type == "cuda" else "float32")
     out_dir, result = args.out_dir or ROOT / ("outputs" if args.shapes else "results") / "bench", {}
     for result in everything(shapes, plan or (QUICK if args.quick else FULL), device, precision, args.peers):

@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.files import write_text
-from bnrnn.report.pages import RESULTS, draw, measured_keys, show, texts
+from bnrnn.report.pages import RESULTS, draw_all, show, texts
 
 
 def main() -> None:
@@ -31,8 +31,7 @@ def main() -> None:
         return
     for path, text in texts().items():
         write_text(path, text)
-    for key in measured_keys():
-        draw(key, RESULTS)
+    draw_all()
 
 
 if __name__ == "__main__":

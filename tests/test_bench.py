@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from bnrnn.bench import inference, layers, peers, readers, rhn, speech, timing
+from bnrnn.bench import inference, layers, padded, peers, readers, rhn, speech, timing
 from bnrnn.bench.layers import NaiveLSTM, Shape
 from bnrnn.bench.rhn import NaiveBNRHN
 from bnrnn.bench.timing import NAIVE, NN_LSTM, NO_NORM, Plan, ratios, verdict
@@ -17,7 +17,7 @@ from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.bn_rhn import BNRHN
 from bnrnn.layers.stack import LSTM
-from bnrnn.report.bench_page import render, render_brief
+from bnrnn.report.bench_page import render, render_brief, render_padded
 from bnrnn.scan import backend, set_backend
 from bnrnn.scan.native import build
 from scripts.bench import main
@@ -28,6 +28,7 @@ TINY = {
     "S1": Shape("pixels", T=4, quick_T=3, B=4, I=1, H=5, target=1e6),
     "S2": Shape("characters", T=4, quick_T=3, B=4, I=6, H=5, one_hot=True, input_gradient=True),
 }
+PADDED_PLAN = Plan("padded", full_length=True, memory=False, threads=(1,), error_T=0, seconds=0.0)
 PLAN = Plan("tiny", full_length=True, memory=False, threads=(1,), error_T=2, seconds=0.0)
 
 
@@ -156,6 +157,27 @@ def test_readme_gets_the_range_over_the_layer_sizes_on_one_thread():
     assert text.startswith("For 2 layer sizes from the papers' tasks, with sequences of 16 to 196 steps, ")
     assert "batch-normalized LSTM takes 1.10 to 2.20 times" in text
     assert "takes 2.10 to 2.10 times as long. (Medians; engine `cpu` on a processor; one thread, float32" in text
+
+
+def test_with_lengths_it_is_the_packed_lstm():
+    lstm, ours = torch.nn.LSTM(3, 5), LSTM(3, 5)
+    ours.load_state_dict(lstm.state_dict())
+    x, lengths = torch.randn(6, 4, 3), torch.tensor([6, 3, 5, 3])
+    assert_near("y", padded.of_packed(lstm, x, lengths), padded.with_lengths(ours, x, lengths))
+
+
+def test_sequences_of_different_lengths_are_measured_alone_and_summed_up(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(padded, "SIZES", ((4, 3, 5),))
+    monkeypatch.setattr("scripts.bench.PADDED", PADDED_PLAN)
+    main(["--padded", "--device", "cpu", "--out-dir", str(tmp_path)])
+    result = json.loads((tmp_path / "cpu-padded.json").read_text())
+    (row,) = result["rows"]
+    assert list(row["ms"]) == [padded.PADDED, padded.PACKED, NO_NORM, padded.BN_LSTM]
+    assert f"## {padded.SECTION}" in capsys.readouterr().out
+    row["ms"] = dict(zip(row["ms"], ([2.0], [9.0], [2.0], [3.0]), strict=True))
+    text = render_padded(result)
+    assert "takes 1.5 to 1.5 times as long as one of `nn.LSTM` that ignores the lengths" in text
+    assert "takes 3.0 to 3.0 times as long as ours. (1 sizes of up to 4 steps" in text
 
 
 def test_the_page_says_what_was_measured():

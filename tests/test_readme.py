@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
 
 from bnrnn import campaign, cluster, evidence, plan, sweep
@@ -113,9 +114,32 @@ def test_there_is_something_to_check():
         assert any(part in command for command in COMMANDS), part
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/layer.md"])
-def test_the_python_of_a_page_runs_from_top_to_bottom(page):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+def python_of(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def test_the_loop_of_readme_trains_and_validates_after_every_epoch(capsys):
+    (block,) = python_of("README.md")
+    torch.manual_seed(0)
+    names: dict = {}
+    exec(compile(block, "README.md", "exec"), names)
+    accuracies = [float(n) for n in re.findall(r"^epoch \d: validation accuracy (\S+)$", capsys.readouterr().out, re.M)]
+    assert len(accuracies) == 5
+    assert accuracies[-1] > 0.75  # guessing: 0.5; there are 128 validation sequences
+
+
+def test_the_loop_of_readme_needs_no_estimate_with_running_statistics(capsys):
+    (block,) = python_of("README.md")
+    lines = [line for line in block.splitlines() if "estimate_population_statistics" not in line]
+    running = "\n".join(lines).replace('norm="batch"', 'norm="batch", statistics="running"')
+    torch.manual_seed(0)
+    exec(compile(running, "README.md", "exec"), {})
+    assert float(capsys.readouterr().out.split()[-1]) > 0.75
+
+
+def test_the_python_of_a_page_runs_from_top_to_bottom():
+    page = "docs/layer.md"
+    blocks = python_of(page)
     names: dict = {}
     for block in blocks:
         exec(compile(block, page, "exec"), names)

@@ -161,6 +161,7 @@ class AttentiveReader(nn.Module):
         mask = to_device(_mask(len(x), lengths), x.device)[..., None]
         ys, last = [], []
         for d, stack in enumerate(encoder):
+            assert isinstance(stack, Stack)  # a ModuleList forgets its type
             given = reverse(x, ended) if d else x
             h = initial_h[d].expand(stack.num_layers, x.shape[1], -1)
             state = (h, *(torch.zeros_like(h) for _ in stack.state_names[1:]))

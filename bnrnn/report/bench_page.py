@@ -6,6 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from bnrnn.bench import padded
 from bnrnn.bench.layers import SECTION
 from bnrnn.bench.timing import NAIVE, NN_LSTM, ratios, verdict
 from bnrnn.errors import BnrnnError
@@ -104,6 +105,8 @@ def sections(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 def render_training(result: dict[str, Any]) -> str:
     """A paragraph that says what was measured, and the table of training steps."""
+    if SECTION not in sections(result):
+        return about(result)
     title = f"Time over that of `{NN_LSTM}`, median and quartiles; in bold what has a target:"
     return f"{about(result)}\n{title}\n\n{render_ratios(sections(result)[SECTION])}"
 
@@ -123,13 +126,41 @@ def render_brief(result: dict[str, Any]) -> str:
     )
 
 
+def render_ratio(result: dict[str, Any]) -> str:
+    """The time of a training step in one sentence, for the top of README.md."""
+    rows = [row for row in sections(result)[SECTION] if row["threads"] == 1]
+    fastest = [name for name in ENGINES if all(name in row["ms"] for row in rows)][-1]
+    medians = sorted(ratios(row, fastest)[1] for row in rows)
+    span = f"{medians[0]:.2f} to {medians[-1]:.2f} times"
+    return f"A training step of a BN-LSTM takes {span} as long as one of `{NN_LSTM}`, on one core of a CPU."
+
+
+def render_padded(result: dict[str, Any]) -> str:
+    """Sequences of different lengths in a few sentences, for README.md."""
+    rows = sections(result)[padded.SECTION]
+
+    def times_over(variant: str, base: str) -> str:
+        found = sorted(statistics.median(r["ms"][variant]) / statistics.median(r["ms"][base]) for r in rows)
+        return f"{found[0]:.1f} to {found[-1]:.1f} times"
+
+    return (
+        f"On padded batches with `lengths`, a training step of a batch-normalized LSTM takes "
+        f"{times_over(padded.BN_LSTM, padded.PADDED)} as long as one of `{NN_LSTM}` that ignores the lengths. "
+        f"`{NN_LSTM}` on a `PackedSequence`, which respects them, takes "
+        f"{times_over(padded.PACKED, padded.BN_LSTM)} as long as ours. ({len(rows)} sizes of up to "
+        f"{max(int(row['name'].rpartition('T ')[2]) for row in rows)} steps, lengths {padded.LENGTHS}; "
+        f"{result['hardware']}, one thread, {result['date']}.)\n"
+    )
+
+
 def render(result: dict[str, Any]) -> str:
     """The page of a benchmark."""
     beside = {name: rows for name, rows in sections(result).items() if name != SECTION}
     parts = {
         f"# Benchmark: {result['name']}": render_training(result),
         **{f"## {name}": render_ratios(rows) for name, rows in beside.items()},
-        "## Relative error against float64, the worst over outputs and all gradients": render_errors(result["errors"]),
+        "## Relative error against float64, the worst over outputs and all gradients": result["errors"]
+        and render_errors(result["errors"]),
         f"## Memory that a step adds at its peak, over what `{NN_LSTM}` adds": result["memory"]
         and render_memory(result["memory"]),
         "## All times": render_times(result["rows"], result["peak"]),

@@ -1,4 +1,4 @@
-"""Every rendered file: the pages and figures of results/ and the tables in README.md, docs/layer.md and notes."""
+"""Every rendered file: the pages and figures of results/ and the tables in README.md, docs/ and notes."""
 
 import re
 from functools import cache
@@ -7,11 +7,10 @@ from typing import Any
 
 from bnrnn.config import ROOT
 from bnrnn.files import read_record
-from bnrnn.report import plots, running_page
-from bnrnn.report.bench_page import render_brief, render_file
+from bnrnn.report import choosing_page, facts, main_figure, plots, running_page
+from bnrnn.report.bench_page import render_brief, render_file, render_padded
 from bnrnn.report.claims import claim_keys, load_analysis, load_claim
 from bnrnn.report.claims_page import claim_pages, render_short
-from bnrnn.report.full_length import render as render_full_length
 from bnrnn.report.index import render_index
 from bnrnn.report.markdown import markdown
 from bnrnn.report.rule_history import has_history
@@ -22,6 +21,7 @@ from bnrnn.report.verdicts import Claim, load_claims
 from bnrnn.training.pairs import KINDS, fitting
 
 RESULTS = ROOT / "results"
+DOCUMENTS = (ROOT / "docs/layer.md", ROOT / "docs/choosing.md", ROOT / "docs/data.md")  # with blocks
 BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -76,12 +76,7 @@ def texts() -> dict[Path, str]:
         pages |= claim_pages(claims(), RESULTS, measured)
     pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
-    with_blocks = (
-        ROOT / "README.md",
-        ROOT / "docs/data.md",
-        ROOT / "docs/layer.md",
-        *sorted((ROOT / "experiments").glob("*/notes.md")),
-    )
+    with_blocks = (ROOT / "README.md", *DOCUMENTS, *sorted((ROOT / "experiments").glob("*/notes.md")))
     filled = {p: BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", p.read_text()) for p in with_blocks}
     return {**pages, **benchmarks, **filled}
 
@@ -93,19 +88,30 @@ def claims() -> list[Claim]:
 
 
 def block(key: str) -> str:
-    """The content of a block in a document: the claims, running statistics, the table of an analysis, a benchmark."""
+    """The content of a block: claims, norms, running statistics, the table of an analysis, a benchmark."""
     if key.startswith("running/"):
         return running_page.render(read_record(running_page.FILE, "make running"), key.partition("/")[2])
+    if key.partition("/")[0] == "choosing":
+        result = read_record(choosing_page.FILE, choosing_page.COMMAND)
+        return choosing_page.short(result) if key == "choosing/short" else choosing_page.render(result, key)
     if key == "claims":
         return render_short(claims())
     if key == "pairs":
         return render_pairs()
-    if key == "full_length":
-        return render_full_length(RESULTS)
+    if key == "facts":
+        return facts.render(RESULTS)
     if key in measured_keys():  # an analysis with a table
         analysis: Any = load_analysis(key)
         return analysis.table(stored(key, RESULTS))
-    return render_file(RESULTS / f"{key}.json", render_brief)
+    return render_file(RESULTS / f"{key}.json", render_padded if key.endswith("padded") else render_brief)
+
+
+def draw_all() -> None:
+    """Plot every figure of results/."""
+    for key in measured_keys():
+        draw(key, RESULTS)
+    main_figure.draw(RESULTS)
+    choosing_page.draw(read_record(choosing_page.FILE, choosing_page.COMMAND))
 
 
 def render_pairs() -> str:

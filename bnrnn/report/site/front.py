@@ -1,4 +1,4 @@
-"""The front page: what this is, the layer in ten lines, and the claims as a table that can be sorted and filtered."""
+"""The front page: what this is, a training loop, and the claims as a table that can be sorted and filtered."""
 
 import re
 from html import escape
@@ -9,8 +9,8 @@ from bnrnn.report.claims_page import COLUMNS, ages, evidence, summary
 from bnrnn.report.site.filtered import filtered_table
 from bnrnn.report.verdicts import WORDS, Claim, Verdict
 
-CODE = re.compile(r"## The layer in ten lines\n(.*?\n```python\n.*?```\n)", re.DOTALL)
-ABOUT = re.compile(r"^# bnrnn\n(.*?)(?=^Use it if|^!\[)", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"## A training loop\n(.*?\n```python\n.*?```\n)", re.DOTALL)
+ABOUT = re.compile(r"^# bnrnn\n(.*?)(?=^!\[)", re.DOTALL | re.MULTILINE)
 KEYS = ("length", "early")  # what a reader can filter: the words of the two verdicts
 
 
@@ -18,12 +18,12 @@ def render(claims: list[Claim], navigation: str) -> str:
     """The front page as MyST Markdown; `navigation` is the tables of contents of the sidebar."""
     readme = (ROOT / "README.md").read_text()
     about, code = ABOUT.search(readme), CODE.search(readme)
-    assert about, "README.md has no introduction before its list of uses"
-    assert code, "README.md has no section 'The layer in ten lines' with an example"
+    assert about, "README.md has no introduction before its figure"
+    assert code, "README.md has no section 'A training loop' with an example"
     return f"""# bnrnn
 {about[1].rstrip()}
 
-## The layer in ten lines
+## A training loop
 {code[1]}
 [Using the layer](docs/layer.md) explains the other normalizations, when they help, and sequences of different lengths.
 

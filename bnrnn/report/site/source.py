@@ -13,11 +13,18 @@ from bnrnn.files import write_text
 from bnrnn.report.claims import claim_keys, load_claim, load_paper, read_claims
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.pages import RESULTS, claims, measured_keys
-from bnrnn.report.site import api, front, gallery, programs, run_pages
+from bnrnn.report.site import api, front, gallery, notebook, programs, run_pages
 from bnrnn.report.site.experiment import render_page, rendered, runs_of
 
 FIGURES = (".png", ".svg")
-FIRST = ("docs/layer", "examples", "docs/engines")  # the documents of those who use the layers
+NOTEBOOK = "examples/gamma"
+FIRST = (
+    "docs/choosing",
+    "docs/layer",
+    "examples",
+    NOTEBOOK,
+    "docs/engines",
+)  # the documents of those who use the layers
 TOCTREE = """```{{toctree}}
 :hidden:
 :maxdepth: 2
@@ -48,6 +55,7 @@ def write(folder: Path, with_plot: Collection[str]) -> None:
     write_text(folder / "results" / "runs.md", run_pages.render_all())
     write_text(folder / "gallery.md", gallery.render())
     write_text(folder / "examples.md", examples())
+    notebook.write(ROOT / f"{NOTEBOOK}.ipynb", folder / f"{NOTEBOOK}.md")
     write_text(folder / f"{programs.KEY}.md", programs.render())
     for name, text in api.pages().items():
         write_text(folder / f"{name}.md", text)
