@@ -6,8 +6,8 @@
 - characters: predict the next character of Penn Treebank in windows of 50, with the state carried over.
 - words: read a word of Penn Treebank letter by letter, and write it backwards; encoder and decoder are padded.
 
-All norms have the same settings, chosen before the runs. The layers keep running statistics; each model is evaluated
-with these, and then again with exact ones. docs/choosing.md shows the results. Half an hour on one core.
+All norms have the same settings, chosen before they were compared. The layers keep running statistics; each model
+is evaluated with these, and then again with exact ones. docs/choosing.md shows the results. Half an hour on one core.
 """
 
 import json

@@ -266,8 +266,14 @@ class Trainer:
         return scores.means(self.data.metric)
 
     def estimate_population_statistics(self) -> None:
-        """Estimate them from passes over the training set, in the order of a shuffled epoch."""
-        for norms in estimated_together(self.model):
+        """Estimate them from passes over the training set, in the order of a shuffled epoch.
+
+        Norms with running statistics keep these.
+        """
+        for group in estimated_together(self.model):
+            norms = [norm for norm in group if not norm.running]
+            if not norms:
+                continue
             batches = self._pass("train", self.cfg.population_batch_size)
             with self._measuring(), collecting_statistics(self.model, norms):
                 limited = self._limited(*batches, self.cfg.budget.population_batches, "population statistics")

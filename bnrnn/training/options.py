@@ -64,7 +64,8 @@ RULES: dict[str, Rule] = {
     "valid_segments": _or_null(SIZE), "bound": _number(0), "scale": _number(0), "year": SIZE,
     "gamma_init": (lambda v: v is None or type(v) in (int, float), "a number, or null"),
     "layer": KEYS, "init": _or_null(KEYS), "budget": KEYS, "wandb": KEYS, "model": KEYS, "data": KEYS, "optim": KEYS,
-    "learned_state": SWITCH, "coupled": SWITCH, "cell_bias": SWITCH, "transform_bias": _number(-math.inf),
+    "learned_state": SWITCH, "statistics": _one_of("exact", "running"), "coupled": SWITCH, "cell_bias": SWITCH,
+    "transform_bias": _number(-math.inf),
     "bidirectional": SWITCH, "mean_skip": SWITCH, "bilinear": SWITCH, "permute_entities": SWITCH, "prefix": SWITCH,
 }  # fmt: skip
 TEXTS: Rule = (

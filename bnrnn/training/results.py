@@ -145,6 +145,8 @@ def identity(record: dict[str, Any]) -> dict[str, Any]:
     for option, neutral in later.items():
         if record["model"].get(option, neutral) == neutral:
             record["model"].pop(option, None)
+    if record.get("model", {}).get("layer", {}).get("statistics") == "exact":  # was added later, too
+        del record["model"]["layer"]["statistics"]
     return record
 
 

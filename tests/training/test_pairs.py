@@ -11,6 +11,7 @@ from hydra.utils import get_class
 from bnrnn.config import ROOT, target_of
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import CAPTIONS, QUESTIONS, SEQUENCES
+from bnrnn.layers import norm
 from bnrnn.report.runs import is_stale, load_runs
 from bnrnn.train import train
 from bnrnn.training.help import text
@@ -111,6 +112,21 @@ def test_options_that_were_added_later_are_no_part_of_the_identity():
     assert config_hash(old) == config_hash(record)
     deep = config_record(composed("model.num_layers=2"))
     assert config_hash(deep) != config_hash(record)
+
+
+def test_running_statistics_are_what_a_run_evaluates(tmp_path, monkeypatch):
+    estimated = []
+    written = norm.PopulationAverage.write
+    monkeypatch.setattr(norm.PopulationAverage, "write", lambda self, of: (estimated.append(of), written(self, of)))
+    options = ("model.layer.statistics=running", "budget.updates=8", "budget.eval_every=8")
+    result = run("bn_lstm", "digits.Digits", tmp_path / "running", *options)
+    assert not estimated and math.isfinite(result.metrics["valid/loss_population_statistics"])
+    exact = run("bn_lstm", "digits.Digits", tmp_path / "exact", *options[1:])
+    assert len(estimated) > 0
+    name = "valid/loss"
+    assert result.metrics[name] == exact.metrics[name], "training and batch statistics are the same"
+    assert result.metrics[f"{name}_population_statistics"] != exact.metrics[f"{name}_population_statistics"]
+    assert config_hash(result.config) != config_hash(exact.config)
 
 
 def test_no_recipe_has_changed():
