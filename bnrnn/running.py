@@ -47,7 +47,7 @@ CASES = {
 def measure(name: str, case: Case, data_dir: str = "data") -> dict[str, Any]:
     """Train with running statistics, and validate with each kind. The training does not depend on the validations."""
     cfg = compose_config("model=bn_lstm", f"data={name}", f"data_dir={data_dir}", "device=cpu", *case.overrides,
-                         "+model.layer.statistics=running")  # fmt: skip
+                         "model.layer.statistics=running")  # fmt: skip
     cfg, _, data, model = build(cfg)
     optimizer, rows, update = torch.optim.Adam(model.parameters(), lr=case.lr), [], 0
     while update < case.updates[-1]:
