@@ -5,7 +5,8 @@ from pathlib import Path
 from bnrnn.report.claims import claim_keys, load_claim, load_paper
 from bnrnn.report.markdown import markdown
 from bnrnn.report.runs import load_runs
-from bnrnn.report.tables import MISSING, published_rows
+from bnrnn.report.tables import published_rows
+from bnrnn.report.verdicts import NOT_RUN
 
 
 def render(results_dir: Path) -> str:
@@ -19,7 +20,7 @@ def render(results_dir: Path) -> str:
             total += len(found)
             paper, title = load_paper(key.partition("/")[0]).partition(",")[0], claim["title"].partition(",")[0]
             name = f"{paper}, [{title}](results/{key}.md): {part['what']}"
-            rows += [[name, *row] for row in found if row[-1] != MISSING]
+            rows += [[name, *row] for row in found if row[-1] != NOT_RUN]
     counted = sum("reproduced" in row[-1] for row in rows)
     begun = f"Of {total} published numbers, {len(rows)} have runs of the paper's full length"
     reproduced = f"{counted} of them reproduced" if counted else "none of them is reproduced yet"
