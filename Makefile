@@ -128,7 +128,7 @@ doctor: setup  ## tell in a minute what works here: engines, GPU, data, programs
 bench: setup  ## time the layers, nn.LSTM and a Python loop, into results/bench/ (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PEERS),--peers) $(ARGS)
 
-kernels: setup  ## compile the Triton kernels for three GPUs, and write what they need into docs/engines.md; needs none
+kernels: setup  ## compile the Triton kernels for three GPUs, and write what they need into docs/kernels.md; needs none
 	$(PYTHON) scripts/kernels.py
 
 running: setup  ## compare running with exact population statistics, for docs/layer.md; minutes, needs Penn Treebank

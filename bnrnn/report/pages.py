@@ -1,4 +1,4 @@
-"""Every rendered file: the pages and figures of results/ and the tables in README.md, docs/layer.md and notes."""
+"""Every rendered file: the pages and figures of results/, and the blocks in README.md, docs/ and notes."""
 
 import re
 from functools import cache
@@ -74,7 +74,7 @@ def texts() -> dict[Path, str]:
         pages |= claim_pages(claims(), RESULTS, measured)
     pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
-    with_blocks = (ROOT / "README.md", ROOT / "docs/layer.md", *sorted((ROOT / "experiments").glob("*/notes.md")))
+    with_blocks = (ROOT / "README.md", ROOT / "docs/layer.md", ROOT / "docs/engines.md", *sorted((ROOT / "experiments").glob("*/notes.md")))
     filled = {p: BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", p.read_text()) for p in with_blocks}
     return {**pages, **benchmarks, **filled}
 
