@@ -129,7 +129,7 @@ bench: setup  ## time the layers, nn.LSTM and a Python loop, into results/bench/
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PEERS),--peers) $(ARGS)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) --padded $(ARGS)
 
-kernels: setup  ## compile the Triton kernels for three GPUs, and write what they need into docs/engines.md; needs none
+kernels: setup  ## compile the Triton kernels for three GPUs, and write what they need into docs/kernels.md; needs none
 	$(PYTHON) scripts/kernels.py
 
 running: setup  ## compare running with exact population statistics, for docs/layer.md; minutes, needs Penn Treebank

@@ -1,4 +1,4 @@
-"""Compile the Triton kernels for three generations of GPUs, and write what they need into docs/engines.md.
+"""Compile the Triton kernels for three generations of GPUs, and write what they need into docs/kernels.md.
 
 python scripts/kernels.py           a minute or two; needs no GPU
 """
@@ -9,7 +9,7 @@ from bnrnn.bench.kernels import DEVICES, compiled, kernels
 from bnrnn.config import ROOT
 from bnrnn.report.markdown import markdown
 
-PAGE = ROOT / "docs/engines.md"
+PAGE = ROOT / "docs/kernels.md"
 BEGIN, END = "<!-- written by make kernels -->\n", "<!-- end -->\n"
 
 

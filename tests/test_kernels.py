@@ -42,6 +42,6 @@ def test_they_compile_without_spills_and_fit(tmp_path):
 
 
 def test_the_page_has_all_kernels():
-    page = (ROOT / "docs/engines.md").read_text()
+    page = (ROOT / "docs/kernels.md").read_text()
     assert all(f"| {kernel.title} |" in page for kernel in kernels())
     assert all(device in page for device in DEVICES.values())

@@ -17,7 +17,7 @@ from bnrnn.config import ROOT
 SITE = ROOT / "site"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NARROW, WIDE = {"width": 400, "height": 800}, {"width": 1280, "height": 900}
-CLAIMS, TABLE1 = "index.html", "results/cooijmans2016/table1.html"
+CLAIMS, TABLE1 = "results/claims.html", "results/cooijmans2016/table1.html"
 
 pytestmark = [
     pytest.mark.browser,

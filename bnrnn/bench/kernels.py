@@ -82,7 +82,7 @@ def _rhn(title: str, B: int, H: int, Q: int, **options: Any) -> Iterable[Kernel]
 
 
 def kernels() -> list[Kernel]:
-    """The kernels of the table, for the shapes of docs/engines.md in TF32, if their title says no other precision."""
+    """The kernels of the table, for the shapes of docs/kernels.md in TF32, if their title says no other precision."""
     return [
         *_lstm("S1", 64, 100),
         *_lstm("S1, whole sequence", 64, 100, persistent=True),

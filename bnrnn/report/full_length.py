@@ -4,7 +4,8 @@ from pathlib import Path
 
 from bnrnn.report.claims import claim_keys, load_claim
 from bnrnn.report.runs import load_runs
-from bnrnn.report.tables import MISSING, published_rows
+from bnrnn.report.tables import published_rows
+from bnrnn.report.verdicts import NOT_RUN
 
 
 def render(results_dir: Path) -> str:
@@ -15,7 +16,7 @@ def render(results_dir: Path) -> str:
         runs = load_runs(key, results_dir) if "published" in claim else []
         for part in claim.get("published", []):
             rows += published_rows(key, claim, part, runs)
-    verdicts = [row[-1] for row in rows if row[-1] != MISSING]
+    verdicts = [row[-1] for row in rows if row[-1] != NOT_RUN]
     counted = sum("reproduced" in verdict for verdict in verdicts)
     reproduced = f"{counted} of them reproduced" if counted else "none of them is reproduced yet"
     return (

@@ -1,4 +1,4 @@
-"""Every rendered file: the pages and figures of results/ and the tables in README.md, docs/ and notes."""
+"""Every rendered file: the pages and figures of results/, and the blocks in README.md, docs/ and notes."""
 
 import re
 from functools import cache
@@ -21,7 +21,7 @@ from bnrnn.report.verdicts import Claim, load_claims
 from bnrnn.training.pairs import KINDS, fitting
 
 RESULTS = ROOT / "results"
-DOCUMENTS = (ROOT / "docs/layer.md", ROOT / "docs/choosing.md", ROOT / "docs/data.md")  # with blocks
+DOCUMENTS = [ROOT / "docs" / f"{name}.md" for name in ("choosing", "data", "engines", "layer")]  # with blocks
 BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

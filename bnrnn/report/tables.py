@@ -14,6 +14,7 @@ from bnrnn.report.outcomes import CONTRADICTED, HOLDS, LEAST_PAIRS, within
 from bnrnn.report.run import Run
 from bnrnn.report.runs import group, in_figures, load_borrowed, load_runs, longest
 from bnrnn.report.unfinished import load_unfinished, render_unfinished
+from bnrnn.report.verdicts import NOT_RUN
 from bnrnn.report.windows import in_cell, marked, render_curve, with_footnote
 
 COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the main metric of the run
@@ -26,7 +27,10 @@ COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the mai
     ("test as one sequence", "test/{m}_one_sequence"),
     ("test in segments of 1,000", "test/{m}_segments_1000"),
 ]
-MISSING = "not run at this length"  # the verdict of a cell without runs
+STATISTICS = (
+    "*Batch*: batch normalization used the statistics of each batch. *Population*: it used averages over the training "
+    "set (population statistics), which are estimated after training."
+)
 REACH = """Updates and seconds until the first evaluation that reaches the level or a better one: mean ± standard
 deviation over the runs that reached it, and their number n of all runs. Runs are evaluated every {every} updates, so
 updates and seconds are rounded up to the next evaluation. Seconds are wall-clock time of training updates, without
@@ -76,7 +80,8 @@ def sections(
     tables = {}
     for part in claim.get("published", []):
         title = f"{claim['title']}, {part['what']}: published and ours at the paper's length"
-        tables[title] = render_published(key, claim, part, runs, collapse)
+        table = render_published(key, claim, part, runs, collapse)
+        tables[title] = f"{table}\n{part['note']}\n" if "note" in part else table
     for curve in drawn(key, claim, [*runs, *unfinished]) or claim["curves"]:
         if "points" in curve:
             title = curve["title"] + ": the paper's curve and ours at equal updates"
@@ -117,10 +122,10 @@ def render_published(
         collapse: whether one line below the table replaces the rows without runs.
     """
     rows = published_rows(key, claim, part, runs)
-    without = [f"{row} on {col} ({published})" for row, col, published, *_, verdict in rows if verdict == MISSING]
-    shown = [row for row in rows if not (collapse and row[-1] == MISSING)]
+    without = [f"{row} on {col} ({published})" for row, col, published, *_, verdict in rows if verdict == NOT_RUN]
+    shown = [row for row in rows if not (collapse and row[-1] == NOT_RUN)]
     table = markdown([claim["rows"], claim["cols"], "published", "ours", "difference", "verdict"], shown)
-    missing = f"Not run at this length (published): {', '.join(without)}.\n"
+    missing = f"Not run (published): {', '.join(without)}.\n"
     return "\n".join([table] * bool(shown) + [missing] * bool(collapse and without))
 
 
@@ -174,7 +179,7 @@ def _shown(run: Run, part: dict[str, Any]) -> float:
 def _verdict(cell: list[Run], part: dict[str, Any], published: float, planned: int) -> list[str]:
     """[ours, difference, verdict] of the runs of one cell."""
     if not cell:
-        return [NONE, NONE, MISSING]
+        return [NONE, NONE, NOT_RUN]
     if any(run.stale for run in cell):
         return [NONE, NONE, "stale: the recipe has changed since"]
     diverged = sum(run.result.status == "diverged" for run in cell)
@@ -223,7 +228,7 @@ def render_reach(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: l
 
 def _spread_reached(values: list[float], cell: list[Run]) -> str:
     if not cell:
-        return "not run"
+        return NOT_RUN
     return spread(values, 0, len(cell)) if values else f"{NONE} (n=0 of {len(cell)})"
 
 
@@ -252,8 +257,7 @@ def render_summary(runs: list[Run]) -> str:
     units = ", ".join(in_words(m) for m in METRICS.values() if m.name in measured) or "nothing"
     header = ["run", "budget", "updates", *(title for title, _ in columns), "s / update", "engine", ""]
     data = "".join(f"\nData: {text}.\n" for text in sorted({run.result.data for run in runs} - {""}))
-    statistics = "batch and population are the statistics that batch normalization used"
-    return with_footnote(f"Measured: {units}; {statistics}.\n{data}\n{markdown(header, rows)}")
+    return with_footnote(f"Measured: {units}. {STATISTICS}\n{data}\n{markdown(header, rows)}")
 
 
 def render_scores(runs: list[Run]) -> str:

@@ -13,7 +13,7 @@ from bnrnn.report.claims import claim_keys, load_claim
 from bnrnn.report.judging import JudgedTest
 from bnrnn.report.outcomes import Outcome
 from bnrnn.report.runs import load_runs
-from bnrnn.report.site import api, curves, experiment, front, missing, run_pages
+from bnrnn.report.site import api, claims_table, curves, experiment, front, missing, run_pages
 from bnrnn.report.site.filtered import filtered_table
 from bnrnn.report.verdicts import Claim
 from tests.report.test_runs import CELL, WORDS, change, put, train_records
@@ -136,14 +136,14 @@ def test_a_claim_has_a_row_with_what_it_is_filtered_by():
         Claim("C1", "cooijmans2016", "a < b", "section 1", [judged]),
         Claim("L2", "laurent2015", "says", "section 2", []),
     ]
-    html, parser = front.claims_table(claims), Rows()
+    html, parser = claims_table.claims_table(claims), Rows()
     parser.feed(html)
     assert parser.rows[1:] == [
         {"data-paper": "Cooijmans et al. 2016", "data-length": "not run", "data-early": "agrees"},
         {"data-paper": "Laurent et al. 2015", "data-length": "not run", "data-early": "–"},
     ]
     assert "a &lt; b" in html
-    assert 'href="results/cooijmans2016/table1.html">Table 1</a>' in html
+    assert 'href="cooijmans2016/table1.html">Table 1</a>' in html
     assert "in 3 of 3 pairs" in html
 
 
@@ -153,12 +153,32 @@ def test_a_filter_offers_every_value():
 
 
 def test_the_front_page_has_the_layer_in_ten_lines():
-    text = front.render([], "navigation")
+    text = front.render(front.readme(), "navigation")
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(code) == 1
     assert "bnrnn.LSTM(" in code[0]
     assert text.startswith("# bnrnn\n")
     assert text.endswith("navigation")
+
+
+def test_the_front_page_has_the_figure_the_install_lines_and_the_numbers_of_the_readme():
+    readme = front.readme()
+    text = front.render(readme, "navigation")
+    assert re.findall(r"^!\[.*?\]\((.*?)\)", text, re.MULTILINE) == ["results/cooijmans2016/fig2_pmnist.png"]
+    assert "pip install ." in text
+    for key in ("facts", "bench/cpu-quick"):
+        sentences = re.search(rf"<!-- begin {key} -->\n(.*)\n", readme)
+        assert sentences and sentences[1] in text
+    with_badge = readme.replace("# bnrnn\n", "# bnrnn\n\n[![tests](https://a.b/badge.svg)](https://a.b)\n", 1)
+    assert "badge.svg" not in front.render(with_badge, "navigation")
+
+
+def test_verdicts_in_bold_are_colored():
+    text = claims_table.colored("**agrees** (n=3), **differs by part**, **a**")
+    assert text == (
+        '<span class="verdict agrees">agrees</span> (n=3), '
+        '<span class="verdict differs-by-part">differs by part</span>, **a**'
+    )
 
 
 def test_the_reference_has_every_module_of_the_layers():

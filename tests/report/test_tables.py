@@ -89,7 +89,7 @@ def test_mean_spread_count_difference_and_verdict(tmp_path):
     assert row(text, "`bn_lstm`", "`smnist`").endswith(
         "| 99.0 | 99.00 ± 0.10 (n=3) | +0.00 | reproduced (tolerance 0.5) |"
     )
-    assert row(text, "`lstm`", "`pmnist`").endswith("| – | – | not run at this length |")
+    assert row(text, "`lstm`", "`pmnist`").endswith("| – | – | not run |")
     assert text.count("\n") == 2 + 6
 
 
@@ -304,14 +304,14 @@ def test_the_index_has_rows_of_runs_and_one_line_for_the_cells_without(tmp_path)
     put(tmp_path, result(test=0.97, model="lstm", data="smnist", seed="0"))
     text = render_index([KEY], tmp_path)
     assert row(text, "`lstm`", "`smnist`").endswith("| -1.90 | outside tolerance, n=1 (tolerance 0.5) |")
-    assert "Not run at this length (published): `bn_lstm` on `smnist` (99.0), `lstm` on `pmnist` (90.2)" in text
-    assert "not run at this length |" not in text
-    assert "not run at this length |" in tables.render(KEY, tmp_path), "the page keeps a row for every cell"
+    assert "Not run (published): `bn_lstm` on `smnist` (99.0), `lstm` on `pmnist` (90.2)" in text
+    assert "not run |" not in text
+    assert "not run |" in tables.render(KEY, tmp_path), "the page keeps a row for every cell"
 
 
 def test_a_table_of_the_index_without_any_run_is_its_line_alone(tmp_path):
     table = render_index([KEY], tmp_path).split("**Test accuracy (%): published and ours at the paper's length**")[1]
-    assert table.split("**")[0].strip().startswith("Not run at this length (published): `lstm` on `smnist` (98.9)")
+    assert table.split("**")[0].strip().startswith("Not run (published): `lstm` on `smnist` (98.9)")
 
 
 def test_the_index_names_every_paper_and_what_has_no_runs_at_all(tmp_path):

@@ -1,84 +1,57 @@
-"""The front page: what this is, a training loop, and the claims as a table that can be sorted and filtered."""
+"""The front page, made of parts of README.md: what this is, a figure, the install lines, the layer, and what holds."""
 
 import re
-from html import escape
 
 from bnrnn.config import ROOT
-from bnrnn.report.claims import load_claim, load_paper
-from bnrnn.report.claims_page import COLUMNS, ages, evidence, summary
-from bnrnn.report.site.filtered import filtered_table
-from bnrnn.report.verdicts import WORDS, Claim, Verdict
+from bnrnn.report.pages import BLOCK
+from bnrnn.report.site.claims_table import colored
 
-CODE = re.compile(r"## A training loop\n(.*?\n```python\n.*?```\n)", re.DOTALL)
-ABOUT = re.compile(r"^# bnrnn\n(.*?)(?=^!\[)", re.DOTALL | re.MULTILINE)
-KEYS = ("length", "early")  # what a reader can filter: the words of the two verdicts
+ABOUT = re.compile(r"^# bnrnn\n.*?(?=^Use it if|^!\[[^\]]*\]\(results/)", re.DOTALL | re.MULTILINE)
+FIGURE = re.compile(r"^!\[[^\]]*\]\(results/\S+\)\n(?:\n\*[^*].*?[^*]\*\n)?", re.DOTALL | re.MULTILINE)
+INSTALL = re.compile(r"^## Install\n.*?(?=^## )", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"^## A training loop\n.*?\n```python\n.*?```\n", re.DOTALL | re.MULTILINE)
+BADGE = re.compile(r"^\[?!\[.*\n", re.MULTILINE)
 
 
-def render(claims: list[Claim], navigation: str) -> str:
-    """The front page as MyST Markdown; `navigation` is the tables of contents of the sidebar."""
-    readme = (ROOT / "README.md").read_text()
-    about, code = ABOUT.search(readme), CODE.search(readme)
-    assert about, "README.md has no introduction before its figure"
-    assert code, "README.md has no section 'A training loop' with an example"
-    return f"""# bnrnn
-{about[1].rstrip()}
+def render(readme: str, navigation: str) -> str:
+    """The front page as MyST Markdown.
 
-## A training loop
-{code[1]}
+    Args:
+        readme: the text of README.md, whose generated blocks have all numbers of the page.
+        navigation: the tables of contents of the sidebar.
+    """
+    about = BADGE.sub("", _part(ABOUT, readme, "an introduction")).rstrip()
+    blocks = {match[2]: match[0].split("-->\n", 1)[1].rsplit("<!--", 1)[0] for match in BLOCK.finditer(readme)}
+    return f"""{about}
+
+{_part(FIGURE, readme, "a figure of results")}
+{blocks["facts"]}
+{_part(INSTALL, readme, "a section 'Install'")}
+{_part(CODE, readme, "a section 'A training loop' with an example")}
 [Using the layer](docs/layer.md) explains the other normalizations, when they help, and sequences of different lengths.
 
 ## What holds
 
-{summary(claims)} [All claims](results/claims.md) explains the rules. Each claim has a page with its tests.
+[Results](results/README.md) has our numbers beside the published ones, for every table.
 
-```{{raw}} html
-{claims_table(claims)}
-```
+A program judges the papers' claims by rules. These are the main ones; [the page of all claims](results/claims.md)
+can be filtered and says what the verdicts mean.
 
-[Published and our numbers](results/README.md) stand beside each other for every table.
+{colored(blocks["claims"])}
+## How fast
+
+{blocks["bench/cpu-quick"]}
+[Engines](docs/engines.md) says what computes the layers, and how to choose.
 
 {navigation}"""
 
 
-def claims_table(claims: list[Claim]) -> str:
-    """The claims with both verdicts, effect and evidence."""
-    rows = []
-    for claim in claims:
-        effects, keys = evidence(claim)
-        verdicts = (claim.at_length, claim.early)
-        data = {"paper": _short(claim.paper), **{k: v.word for k, v in zip(KEYS, verdicts, strict=True)}}
-        pages = ", ".join(f'<a href="results/{k}.html">{escape(_title(k))}</a>' for k in keys)
-        number = f'<a href="results/claims/{claim.name}.html">{claim.name}</a>'
-        cells = [
-            ("claim", f' data-sort="{claim.paper} {claim.name}"', f"{number} {escape(claim.says)}"),
-            *((title, f' data-sort="{_place(v)}"', _badge(v)) for title, v in zip(COLUMNS, verdicts, strict=True)),
-            ("rules", "", escape(ages(claim))),
-            ("effect [95 %]", "", escape(effects)),
-            ("evidence", "", pages or "–"),
-        ]
-        html = "".join(f'<td data-title="{title}"{extra}>{cell}</td>' for title, extra, cell in cells)
-        attributes = " ".join(f'data-{key}="{escape(value)}"' for key, value in data.items())
-        rows.append((data, f"<tr {attributes}>{html}</tr>"))
-    header = ["claim", *COLUMNS, "rules", "effect [95 %]", "evidence"]
-    return filtered_table("claims", header, rows, ["paper", *KEYS])
+def readme() -> str:
+    """The text of README.md."""
+    return (ROOT / "README.md").read_text()
 
 
-def _place(verdict: Verdict) -> str:
-    """Sorts verdicts by their word, in the order of WORDS."""
-    return f"{WORDS.index(verdict.word)} {escape(verdict.text)}"
-
-
-def _badge(verdict: Verdict) -> str:
-    """The verdict in full, with the colour of its word."""
-    kind = verdict.word.replace(" ", "-") if verdict.word != "–" else "none"
-    return f'<span class="verdict {kind}">{escape(verdict.text)}</span>'
-
-
-def _title(key: str) -> str:
-    """The beginning of an entry's title, such as Table 1."""
-    return load_claim(key)["title"].split(", ")[0]
-
-
-def _short(paper: str) -> str:
-    """Authors and year, such as Cooijmans et al. 2016."""
-    return load_paper(paper).split(",")[0]
+def _part(pattern: re.Pattern[str], readme: str, name: str) -> str:
+    match = pattern.search(readme)
+    assert match, f"README.md has no part that is {name}"
+    return match[0]

@@ -1,10 +1,10 @@
-"""The gallery: captions beside images, attention over passages, gradients through time, population statistics."""
+"""The gallery: attention over passages, learning curves, gradients through time, population statistics, captions."""
 
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from bnrnn.config import label
+from bnrnn.config import ROOT, label
 from bnrnn.report.claims import load_claim
 from bnrnn.report.pages import RESULTS, stored
 from bnrnn.report.site.experiment import again
@@ -12,6 +12,7 @@ from bnrnn.report.site.experiment import again
 CAPTIONS, ATTENTION, GRADIENTS, STATISTICS = (
     "zhang2017/fig3", "cooijmans2016/attention", "cooijmans2016/fig1a", "cooijmans2016/fig5",
 )  # fmt: skip
+CURVES = "cooijmans2016/table1"
 
 
 def render() -> str:
@@ -19,13 +20,17 @@ def render() -> str:
     return "\n".join([
         "# Gallery\n",
         "Figures of what the trained models do. Each title links to the page with the numbers.\n",
-        _section(CAPTIONS, _image, "What the models say about images of Flickr8k."),
         _section(ATTENTION, _attention, "The darker a word, the more attention the reader gives it before it answers. "
                  "Questions are from bAbI, task 1 (Weston et al. 2015)."),
+        _figure(CURVES, "fig2", "Learning curves of the LSTM and the BN-LSTM that read digits pixel by pixel. Dotted: "
+                "the paper's."),
         _section(GRADIENTS, _image, "The norm of the gradient at each time step of a batch-normalized tanh RNN before "
                  "training: larger initial scales γ let it vanish."),
-        _section(STATISTICS, _statistics, "Each row is a unit, each column a time step. The statistics move at first "
-                 "and then settle, which is why each step has its own."),
+        _section(STATISTICS, _statistics, "Population statistics are averages over the training set, with which batch "
+                 "normalization computes in evaluation. Each row is a unit, each column a time step. The statistics "
+                 "move at first and then settle, which is why each step has its own."),
+        _section(CAPTIONS, _image, "What models after a short training say about images of Flickr8k. `<unk>` stands "
+                 "for a word that is too rare to be in the vocabulary."),
     ])  # fmt: skip
 
 
@@ -34,6 +39,13 @@ def _section(key: str, show: Any, about: str) -> str:
     if not (RESULTS / f"{key}.json").exists():
         return f"{heading}Not measured yet. {again(key).replace('again ', '')}\n"
     return f"{heading}{about}\n\n{show(key)}"
+
+
+def _figure(key: str, name: str, about: str) -> str:
+    """A figure of runs, if it has been drawn."""
+    path = f"results/{key.split('/')[0]}/{name}.png"
+    title = load_claim(key)["title"]
+    return f"## [{title}](results/{key}.md)\n\n{about}\n\n![{title}]({path})\n" if (ROOT / path).exists() else ""
 
 
 def _image(key: str) -> str:

@@ -11,10 +11,11 @@ from pathlib import Path
 from bnrnn.config import ROOT
 from bnrnn.files import write_text
 from bnrnn.report.claims import claim_keys, load_claim, load_paper, read_claims
-from bnrnn.report.markdown import NONE, markdown
+from bnrnn.report.markdown import markdown
 from bnrnn.report.pages import RESULTS, claims, measured_keys
-from bnrnn.report.site import api, front, gallery, notebook, programs, run_pages
+from bnrnn.report.site import api, claims_table, front, gallery, notebook, programs, run_pages
 from bnrnn.report.site.experiment import render_page, rendered, runs_of
+from bnrnn.report.verdicts import NOT_RUN
 
 FIGURES = (".png", ".svg")
 NOTEBOOK = "examples/gamma"
@@ -66,7 +67,7 @@ def write(folder: Path, with_plot: Collection[str]) -> None:
         "The repository": [name for name in documents if name not in FIRST and not name.startswith("results")],
     }
     navigation = [TOCTREE.format(caption=k, entries="\n".join(v)) for k, v in contents.items()]
-    write_text(folder / "index.md", front.render(claims(), "\n".join(navigation)))
+    write_text(folder / "index.md", front.render(front.readme(), "\n".join(navigation)))
 
 
 def copy_documents(folder: Path) -> list[str]:
@@ -85,7 +86,7 @@ def write_paper(folder: Path, paper: str) -> str:
     rows, keys = [], [key for key in claim_keys() if key.startswith(f"{paper}/")]
     for key in keys:
         runs = runs_of(key)
-        has = f"{len(runs)} runs" if runs else "measured" if key in measured_keys() else NONE
+        has = f"{len(runs)} runs" if runs else "measured" if key in measured_keys() else NOT_RUN
         rows.append([f"[{load_claim(key)['title']}]({key.split('/')[1]}.md)", has])
     needs = read_claims(ROOT / "experiments" / paper / "claims.yaml").get("needs", {})
     for name, parts in needs.items():
@@ -109,10 +110,10 @@ def write_claims(folder: Path) -> None:
     """Write the page of all claims, and that of each claim."""
     names = [claim.name for claim in claims()]
     for name in names:
-        write_text(folder / "results" / "claims" / f"{name}.md", rendered(f"claims/{name}.md"))
+        write_text(folder / "results" / "claims" / f"{name}.md", claims_table.colored(rendered(f"claims/{name}.md")))
     entries = "\n".join(f"{name} <claims/{name}>" for name in names)
     contents = f"```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
-    write_text(folder / "results" / "claims.md", f"{rendered('claims.md')}\n{contents}")
+    write_text(folder / "results" / "claims.md", f"{claims_table.render(claims(), rendered('claims.md'))}\n{contents}")
 
 
 def examples() -> str:

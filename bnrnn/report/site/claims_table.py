@@ -1,0 +1,84 @@
+"""The claims as a table that can be sorted and filtered, for the page of all claims."""
+
+import re
+from html import escape
+
+from bnrnn.report.claims import load_claim, load_paper
+from bnrnn.report.claims_page import COLUMNS, INTRODUCTION, ages, evidence, summary
+from bnrnn.report.site.filtered import filtered_table
+from bnrnn.report.verdicts import WORDS, Claim, Verdict
+
+KEYS = ("length", "early")  # what a reader can filter: the words of the two verdicts
+BOLD = re.compile(rf"\*\*({'|'.join(WORDS)})\*\*")
+
+
+def render(claims: list[Claim], text: str) -> str:
+    """The page of all claims as MyST Markdown, with the table first.
+
+    Args:
+        text: the page as `make tables` wrote it, of which the rules and the missing tests are taken.
+    """
+    rest = text[text.index("## The rules") :]
+    return f"""# Claims of the papers
+
+{summary(claims)}
+
+```{{raw}} html
+{claims_table(claims)}
+```
+
+## What the words mean
+{INTRODUCTION}
+{rest}"""
+
+
+def claims_table(claims: list[Claim]) -> str:
+    """The claims with both verdicts, effect and evidence."""
+    rows = []
+    for claim in claims:
+        effects, keys = evidence(claim)
+        verdicts = (claim.at_length, claim.early)
+        data = {"paper": _short(claim.paper), **{k: v.word for k, v in zip(KEYS, verdicts, strict=True)}}
+        pages = ", ".join(f'<a href="{k}.html">{escape(_title(k))}</a>' for k in keys)
+        number = f'<a href="claims/{claim.name}.html">{claim.name}</a>'
+        cells = [
+            ("claim", f' data-sort="{claim.paper} {claim.name}"', f"{number} {escape(claim.says)}"),
+            *((title, f' data-sort="{_place(v)}"', _badge(v)) for title, v in zip(COLUMNS, verdicts, strict=True)),
+            ("rules", "", escape(ages(claim))),
+            ("effect [95 %]", "", escape(effects)),
+            ("evidence", "", pages or "–"),
+        ]
+        html = "".join(f'<td data-title="{title}"{extra}>{cell}</td>' for title, extra, cell in cells)
+        attributes = " ".join(f'data-{key}="{escape(value)}"' for key, value in data.items())
+        rows.append((data, f"<tr {attributes}>{html}</tr>"))
+    header = ["claim", *COLUMNS, "rules", "effect [95 %]", "evidence"]
+    return filtered_table("claims", header, rows, ["paper", *KEYS])
+
+
+def colored(text: str) -> str:
+    """A text in Markdown whose verdicts in bold have the colors of their words."""
+    return BOLD.sub(lambda match: f'<span class="verdict {_kind(match[1])}">{match[1]}</span>', text)
+
+
+def _place(verdict: Verdict) -> str:
+    """Sorts verdicts by their word, in the order of WORDS."""
+    return f"{WORDS.index(verdict.word)} {escape(verdict.text)}"
+
+
+def _badge(verdict: Verdict) -> str:
+    """The verdict in full, with the color of its word."""
+    return f'<span class="verdict {_kind(verdict.word)}">{escape(verdict.text)}</span>'
+
+
+def _kind(word: str) -> str:
+    return word.replace(" ", "-") if word != "–" else "none"
+
+
+def _title(key: str) -> str:
+    """The beginning of an entry's title, such as Table 1."""
+    return load_claim(key)["title"].split(", ")[0]
+
+
+def _short(paper: str) -> str:
+    """Authors and year, such as Cooijmans et al. 2016."""
+    return load_paper(paper).split(",")[0]
