@@ -74,7 +74,8 @@ def texts() -> dict[Path, str]:
         pages |= claim_pages(claims(), RESULTS, measured)
     pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
     benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
-    with_blocks = (ROOT / "README.md", ROOT / "docs/layer.md", ROOT / "docs/engines.md", *sorted((ROOT / "experiments").glob("*/notes.md")))
+    documents = [ROOT / name for name in ("README.md", "docs/layer.md", "docs/engines.md")]
+    with_blocks = [*documents, *sorted((ROOT / "experiments").glob("*/notes.md"))]
     filled = {p: BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", p.read_text()) for p in with_blocks}
     return {**pages, **benchmarks, **filled}
 
