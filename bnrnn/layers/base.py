@@ -52,6 +52,9 @@ class RecurrentLayer(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}"
 
+    def __prepare_scriptable__(self) -> None:  # torch.jit.script calls it first
+        raise BnrnnError(f"torch.jit.script cannot compile {type(self).__name__}: use torch.export or torch.jit.trace")
+
     def reset_parameters(self) -> None:
         """Draw weights and biases uniformly from ±1/sqrt(H), as torch.nn.LSTM does, and reset the norms."""
         bound = self.hidden_size**-0.5

@@ -6,6 +6,7 @@ statistics. Both are kept per time step, because activations in the first steps 
 
 import math
 from copy import copy
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,6 +104,7 @@ class SequenceBatchNorm(nn.Module):
         self.reset_parameters()
         self.use_batch_statistics = False  # whether evaluation uses them; see `batch_statistics`
         self.average: PopulationAverage | None = None  # set while population statistics are estimated
+        self.register_load_state_dict_pre_hook(_check_stored)
         self._complete = (0, 0)  # id and version of pop_var when it was last seen without NaN
 
     @torch.no_grad()
@@ -135,8 +137,7 @@ class SequenceBatchNorm(nn.Module):
     def population(self, t_start: int, num_steps: int) -> tuple[Tensor, Tensor] | None:
         """The population means and variances (num_steps, F) from step t_start on, or None if batch statistics are used.
 
-        In training this also invalidates the stored estimates. Raises BnrnnError in evaluation if no statistics were
-        estimated since the last training step.
+        In training this also invalidates the stored estimates. Raises BnrnnError in evaluation if there are none.
         """
         if self.training:
             if not self.running:
@@ -153,10 +154,12 @@ class SequenceBatchNorm(nn.Module):
             steps = torch.arange(t_start, t_start + num_steps, device=self.pop_mean.device).clamp_max(self.t_max - 1)
             mean, var = self.pop_mean[steps], self.pop_var[steps]
         if not self.running and values_known() and self._is_missing(var):
+            lost = not math.isnan(self.pop_mean.sum().item())  # training invalidates the variances alone
+            why = "a forward pass in training mode has discarded them" if lost else "none were estimated"
             raise BnrnnError(
-                "evaluation needs population statistics, and none were estimated since the last training step: call "
-                "bnrnn.estimate_population_statistics(model, training_inputs), evaluate inside "
-                "bnrnn.batch_statistics(model), or build the model with statistics='running'"
+                f"evaluation needs population statistics, and {why}: call "
+                "bnrnn.estimate_population_statistics(model, training_inputs) after the last pass in training mode, "
+                "evaluate inside bnrnn.batch_statistics(model), or build the model with statistics='running'"
             )
         return mean, var
 
@@ -245,6 +248,16 @@ class SequenceBatchNorm(nn.Module):
             x_proj = linear(x, weight)  # (T, B, F)
             return self(x_proj, t_start, bias, batch_sizes).to(x_proj.dtype), None, None, None, None
         return x, weight, self.gamma, bias, self.population(t_start, len(x))
+
+
+def _check_stored(norm: SequenceBatchNorm, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Raise BnrnnError for stored statistics of another t_max, before they are loaded."""
+    found = state_dict.get(f"{prefix}pop_mean", norm.pop_mean)
+    if found.shape[1:] == norm.pop_mean.shape[1:] and len(found) != norm.t_max:
+        raise BnrnnError(
+            f"{prefix}pop_mean has statistics of {len(found)} time steps, and this layer has t_max={norm.t_max}: build "
+            f"it with t_max={len(found)}, as the stored one was"
+        )
 
 
 def counted_steps(t_start: int, num_steps: int, batch_sizes: list[int] | None) -> slice:

@@ -1,5 +1,6 @@
 """Population statistics of whole models: their exact estimate, and which statistics an evaluation uses."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -91,7 +92,8 @@ def estimate_population_statistics(
             model with statistics for each time step leaves it out with a warning.
         arguments: function that returns the tuple of the model's arguments for a batch, if the rule above does not fit.
 
-    Raises BnrnnError if there is no batch, or if a model that needs two passes gets an iterator.
+    Raises BnrnnError if there is no batch, if the model needs other arguments, or if a model that needs two passes gets
+    an iterator.
     """
     groups = estimated_together(model) if has_batch_norm(model) else []
     if len(groups) > 1 and iter(inputs) is inputs:
@@ -102,14 +104,27 @@ def estimate_population_statistics(
             for batch in inputs:
                 # A sequence-wise norm has added its statistics when a step-wise norm refuses the batch.
                 before = [norm.average.copy() for norm in norms if norm.average] if len(groups) > 1 else []
+                given = (arguments or _first)(batch)
+                _check_call(model, given)
                 try:
-                    model(*(arguments or _first)(batch))
+                    model(*given)
                 except TooFewSequences:
                     skipped += 1
                     for norm, average in zip(norms, before, strict=False):
                         norm.average = average
         if skipped:
             warnings.warn(f"{skipped} of the batches had a single sequence, and were left out", stacklevel=3)
+
+
+def _check_call(model: nn.Module, given: tuple[Any, ...]) -> None:
+    """Raise BnrnnError if the model cannot be called with so many arguments."""
+    try:
+        inspect.signature(model.forward).bind(*given)
+    except TypeError as error:
+        raise BnrnnError(
+            f"{type(model).__name__} cannot be called with what a batch gives ({error}): pass the third argument of "
+            "estimate_population_statistics, such as arguments=lambda batch: (batch[0], batch[1])"
+        ) from error
 
 
 def _first(batch: Any) -> tuple[Any, ...]:

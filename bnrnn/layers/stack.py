@@ -64,6 +64,9 @@ class Stack(nn.Module):
         for layer in self.layers:
             layer.reset_parameters()  # pyright: ignore[reportCallIssue]: a ModuleList forgets its type
 
+    def __prepare_scriptable__(self) -> None:  # torch.jit.script calls it first
+        raise BnrnnError(f"torch.jit.script cannot compile {type(self).__name__}: use torch.export or torch.jit.trace")
+
     def extra_repr(self) -> str:
         options = {name: getattr(self, name) for name in ("num_layers", "bidirectional", "dropout", "t_max")}
         return ", ".join([str(self.input_size), str(self.hidden_size), *(f"{k}={v}" for k, v in options.items() if v)])

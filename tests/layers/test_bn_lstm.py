@@ -134,7 +134,7 @@ def test_training_after_the_estimate_makes_it_void():
     estimate_population_statistics(layer, [x])
     layer.eval()(x)
     layer.train()(x)
-    with pytest.raises(BnrnnError, match="none were estimated since the last training step"):
+    with pytest.raises(BnrnnError, match="a forward pass in training mode has discarded them: call"):
         layer.eval()(x)
 
 

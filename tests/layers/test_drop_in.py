@@ -300,3 +300,39 @@ def test_a_layer_can_be_built_of_fake_tensors():
     with FakeTensorMode():
         lstm = bnrnn.LSTM(3, 5, norm="batch", t_max=4)
     assert lstm.layers[0].weight_ih.shape == (20, 3)
+
+
+def test_statistics_of_another_t_max_are_one_sentence():
+    stored = bnrnn.LSTM(I, H, norm="batch", t_max=T).state_dict()
+    message = (
+        rf"pop_mean has statistics of {T} time steps, and this layer has t_max={T + 3}: build it with t_max={T}, as"
+    )
+    with pytest.raises(BnrnnError, match=message):
+        nn.Sequential(bnrnn.LSTM(I, H, norm="batch", t_max=T + 3))[0].load_state_dict(stored)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_compiler_that_cannot_compile_the_layer_is_one_sentence():
+    with pytest.raises(BnrnnError, match=r"torch.jit.script cannot compile LSTM: use torch.export or torch.jit.trace"):
+        torch.jit.script(nn.Sequential(bnrnn.LSTM(I, H)))
+
+
+def test_an_estimate_with_a_model_that_needs_more_of_a_batch_is_one_sentence():
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = bnrnn.LSTM(I, H, norm="batch", t_max=T)
+
+        def forward(self, x, lengths):
+            return self.lstm(x, lengths=lengths)[0]
+
+    model, batch = Classifier(), (torch.randn(T, 4, I), [T] * 4, torch.zeros(4))
+    with pytest.raises(BnrnnError, match=r"Classifier cannot be called .* 'lengths'.* such as arguments=lambda batch"):
+        bnrnn.estimate_population_statistics(model, [batch])
+    with pytest.raises(BnrnnError, match="and none were estimated: call"):
+        model.eval()(*batch[:2])
+    bnrnn.estimate_population_statistics(model, [batch], lambda b: b[:2])
+    model.eval()(*batch[:2])
+    model.train()(*batch[:2])
+    with pytest.raises(BnrnnError, match="a forward pass in training mode has discarded them"):
+        model.eval()(*batch[:2])
