@@ -26,6 +26,7 @@ from bnrnn.training.build import build, engines_of, evaluation_order, optimizer_
 from bnrnn.training.cells import check_named
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.help import text
+from bnrnn.training.last_lines import last_lines
 from bnrnn.training.lock import LOCK, locked
 from bnrnn.training.log import METRICS, RunLog, read_jsonl, say, write_log
 from bnrnn.training.loop import Trainer
@@ -157,7 +158,8 @@ def _train(
         if trainer.captions:
             log.show("captions", state.update, lambda: _figures().captions(data, trainer.captions))
         log.finish(result.status, metrics)
-        log.say(f"{result.status} at update {state.update}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
+        for line in last_lines(result.status, state.update, result.best_update, metrics, data.metric):
+            log.say(line)
     return result
 
 

@@ -17,21 +17,33 @@ CHOSEN = ("setting", "model", "data")  # keys that are called by their option al
 
 
 def new_id(cfg: DictConfig, overrides: dict[str, str]) -> str:
-    """A name that reads and that no other run has: bn_lstm-pmnist-s0-4b08, or bn_lstm-pmnist-gamma_init0.3-s0-91c7.
+    """An id that no other run has: bn_lstm-pmnist-s0-4b08, or 0.3gamma-s0-bn_lstm-pmnist-91c7.
 
-    It has the setting or model, the data, all other overrides of the run, and the seed.
+    It begins with what the runs of a sweep differ in, and an option with its value: `wandb leet` shows few characters.
     """
+    parts = _parts(cfg, overrides, lambda name, value: f"{value}{name}")
+    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', parts)[:LONGEST]}-{uuid.uuid4().hex[:4]}"
+
+
+def display_name(cfg: DictConfig, overrides: dict[str, str]) -> str:
+    """The name of a run: bn_lstm-pmnist-s0, or gamma0.3-s0-bn_lstm-pmnist."""
+    return _parts(cfg, overrides, lambda name, value: f"{name}{value}")[:LONGEST]
+
+
+def _parts(cfg: DictConfig, overrides: dict[str, str], joined: Callable[[str, str], str]) -> str:
+    """The setting or model, the data and the seed. All other overrides stand before them."""
     left_out = (*CHOSEN, "seed", "log_every")
     own = [(k.rpartition(".")[2], v) for k, v in overrides.items() if k not in left_out and not k.startswith("budget")]
-    parts = [*_chosen(cfg, overrides), *(f"{name}{value}" for name, value in own), f"s{cfg.seed}"]
-    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', '-'.join(parts))[:LONGEST]}-{uuid.uuid4().hex[:4]}"
+    named, seed = [joined(name.removesuffix("_init"), value) for name, value in own], f"s{cfg.seed}"
+    chosen = _chosen(cfg, overrides)
+    return "-".join([*named, seed, *chosen] if named else [*chosen, seed])
 
 
 def _chosen(cfg: DictConfig, overrides: dict[str, str]) -> tuple[str, str]:
-    """The options of model and data, or the names of their classes if they are the defaults of the recipe."""
+    """The options of model and data, or the names of their modules if they are the defaults of the recipe."""
     layer = cfg.model.get("layer") or cfg.model
-    model = overrides.get("setting") or overrides.get("model") or layer._target_.rpartition(".")[2].lower()
-    return model, overrides.get("data") or cfg.data._target_.rpartition(".")[2].lower()
+    model = overrides.get("setting") or overrides.get("model") or layer._target_.split(".")[-2]
+    return model, overrides.get("data") or cfg.data._target_.split(".")[-2]
 
 
 def start(
@@ -54,7 +66,7 @@ def start(
         "project": cfg.wandb.project,
         "group": cfg.name,
         "job_type": "train",
-        "name": run_id,
+        "name": display_name(cfg, overrides),
         "id": run_id,
         "tags": [*cfg.name.split("/"), model, data],
         "notes": f"{label(group, model)} on {label('data', data)}, {cfg.budget.updates:,} updates, seed {cfg.seed}; "

@@ -13,6 +13,7 @@ from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.train import cli
 from bnrnn.training import log, mirror
+from bnrnn.training.last_lines import last_lines
 from bnrnn.training.log import RunLog, read_jsonl
 from bnrnn.training.options import check_options
 from bnrnn.training.results import Result
@@ -49,8 +50,9 @@ def test_wandbs_own_reader_finds_the_record_in_the_offline_run(tmp_path, run_com
     config.pop("_wandb")
     assert config == Result.read(run_dir / "result.json").config
     assert run["run_group"] == "default" and run["job_type"] == "train"
-    assert re.fullmatch(r"bn_lstm-digits-hidden_size16-s5-[0-9a-f]{4}", run["display_name"])
-    assert run["run_id"] == run["display_name"] and wandb_dir.name.endswith(run["run_id"])
+    assert run["display_name"] == "hidden_size16-s5-bn_lstm-digits"
+    assert re.fullmatch(r"16hidden_size-s5-bn_lstm-digits-[0-9a-f]{4}", run["run_id"])
+    assert wandb_dir.name.endswith(run["run_id"])
     assert run["tags"] == ["default", "bn_lstm", "digits"] and run["notes"].startswith("BN-LSTM on ")
 
     history = {r["history"]["step"]["num"]: r["history"]["item"] for r in records if r["type"] == "history"}
@@ -249,3 +251,31 @@ def test_a_progress_bar_is_shown_in_a_terminal_unless_others_would_fight_for_its
         assert list(run_log.track("abc", 3, "validation")) == ["a", "b", "c"]
     assert ("[run 1 of 2] validation:   0%" in screen.getvalue() and "/3" in screen.getvalue()) == shown
     assert shown or screen.getvalue() == ""
+
+
+def test_names_in_wandb_begin_with_what_differs_and_spell_models_as_their_files():
+    cfg = composed("model.layer.gamma_init=0.3", "seed=1")
+    given = {"model.layer.gamma_init": "0.3", "data": "pmnist", "seed": "1", "budget.updates": "3"}
+    assert mirror.display_name(cfg, given) == "gamma0.3-s1-bn_lstm-pmnist"
+    assert re.fullmatch(r"0\.3gamma-s1-bn_lstm-pmnist-[0-9a-f]{4}", mirror.new_id(cfg, given))
+    assert mirror.display_name(cfg, {}) == "bn_lstm-digits-s1"
+    assert mirror.display_name(cfg, {"setting": "small", "data": "ptb_word"}) == "small-ptb_word-s1"
+    assert mirror.new_id(cfg, given) != mirror.new_id(cfg, given)
+
+
+def test_the_last_lines_of_a_run_are_a_short_table():
+    names = ("valid/loss", "valid/accuracy", "test/loss", "test/accuracy")
+    plain = dict(zip(names, (0.5, 0.9, 0.25, 0.875), strict=True))
+    assert last_lines("finished", 2000, 1500, plain, "accuracy") == [
+        "finished at update 2,000; the model of update 1,500 has:",
+        "  split  loss    accuracy",
+        "  valid  0.5000  0.9000  ",
+        "  test   0.2500  0.8750  ",
+    ]
+    kinds = {f"{name}_{kind}": value + 1 for kind in ("population_statistics", "batch_statistics", "last")
+             for name, value in plain.items()}  # fmt: skip
+    lines = last_lines("finished", 2000, 1500, plain | kinds, "accuracy")
+    assert lines[0].endswith("; 8 more numbers in result.json:") and len(lines) == 6
+    assert lines[3] == "  valid  of the population  1.5000  1.9000  " and lines[5].split()[-2:] == ["0.2500", "0.8750"]
+    assert max(map(len, lines)) <= 100
+    assert last_lines("diverged", 30, 0, {}, "accuracy") == ["diverged at update 30"]
