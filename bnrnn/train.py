@@ -6,7 +6,7 @@ python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,7 @@ def train(
                 for name in (FILE, METRICS, CHECKPOINT, checkpoint.MODEL):
                     for leftover in run_dir.glob(f"{name}.*.partial"):  # of a process that was killed while it wrote
                         remove(leftover)
-                try:
-                    return _train(cfg, record, run_dir, overrides or {}, title, check_lock, stop)
-                except Exception:
-                    if os.listdir(run_dir) == [LOCK]:  # the run was refused before it began: leave nothing
-                        remove(run_dir / LOCK)
-                    raise
+                return _train(cfg, record, run_dir, overrides or {}, title, check_lock, stop)
             remove(run_dir / CHECKPOINT)  # the run was killed between writing its result and removing its checkpoint
     result = Result.read(run_dir / FILE)
     check_same_config(result.config, record, run_dir / FILE)
@@ -245,11 +240,20 @@ def main(cfg: DictConfig) -> None:
         except Exception as error:
             if title:  # hydra reports only the first error of a sweep, at its end
                 say(f"failed: {mendable(error, HydraException, OmegaConfBaseException) or error}", title)
-            remove_empty(run.folder, Path(cfg.out_dir).absolute())
+            _leave_nothing(run.folder, Path(cfg.out_dir).absolute())
             raise
         return
     check_options(apply_trial(run.cfg), overrides)
     _waiting.append(run._replace(cfg=apply_trial(run.cfg)))
+
+
+def _leave_nothing(run_dir: Path, out_dir: Path) -> None:
+    """Remove the folder of a run that was refused before it began. Not for workers: others may wait for the lock."""
+    with suppress(OSError, BnrnnError):
+        if os.listdir(run_dir) == [LOCK]:
+            with locked(run_dir):
+                remove(run_dir / LOCK)
+        remove_empty(run_dir, out_dir)
 
 
 def cli() -> None:
