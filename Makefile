@@ -9,7 +9,6 @@ BUDGET ?= paper
 SEEDS ?=
 DEVICE ?= auto
 JOBS ?= 1
-PACK ?=
 HOURS ?= 1
 LAUNCHER ?=
 WORKERS ?= 4
@@ -17,10 +16,10 @@ WAIT ?= 1
 ARGS ?=
 # The results of a smoke run mean nothing, so they are not written to results/.
 OUT ?= $(if $(filter smoke,$(BUDGET)),outputs,results)
-RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) $(if $(PACK),pack=$(PACK)) \
+RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) \
 	$(if $(SLURM),hydra.launcher.workers=$(WORKERS) hydra.launcher.jobs=$(JOBS),$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER))) $(ARGS)
 SLURM = $(filter slurm,$(LAUNCHER))
-TRAIN = $(PYTHON) -m $(if $(LAUNCHER)$(filter 1,$(JOBS)),bnrnn.train,bnrnn.sweep jobs=$(JOBS))
+TRAIN = $(PYTHON) -m $(if $(LAUNCHER)$(filter 1,$(JOBS)),bnrnn.train,bnrnn.commands.sweep jobs=$(JOBS))
 key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
 
 # experiments/<paper>/claims.yaml lists the recipes and analyses of a table or figure.
@@ -45,7 +44,7 @@ help:  ## print this list
 			-e 's/^\([a-z0-9_]*\):.*/\1/p' $$claims | sort -u | sed "s/^/$$paper-/; s/^cooijmans2016-//"); \
 		echo $$names | fold -s -w 110 | sed 's/^/  /'; done
 	@printf '\nOptions of reproduce-NAME, plan-NAME, status-NAME and sweep-gamma:\n'
-	@echo "  BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2 PACK=8 OUT=results ARGS='any hydra override'"
+	@echo "  BUDGET=paper|cpu|smoke SEEDS=0,1,2 DEVICE=auto|cpu|cuda JOBS=2 OUT=results ARGS='any hydra override'"
 	@echo "  LAUNCHER=slurm (WORKERS=4 JOBS=1 WAIT=0)"
 	@echo "  BNRNN_DATA: the folder of the datasets."
 
@@ -67,7 +66,7 @@ quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes 
 	@echo "      make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 OUT=outputs its first 2,500 updates (hours on two cores)"
 	@echo "      make help                                                   everything else"
 	@echo "Do these runs agree with the stored ones?"
-	@$(PYTHON) -m bnrnn.verify outputs/quickstart/$(BUDGET) || \
+	@$(PYTHON) -m bnrnn.commands.verify outputs/quickstart/$(BUDGET) || \
 		echo "One of twenty cells differs by chance. docs/reproducing.md says what to look at first."
 
 ## Tests of the code
@@ -81,7 +80,7 @@ versions: setup  ## test the engines under the lowest and the highest torch that
 	$(VENV)/bin/nox
 
 test-slurm: setup  ## test sweeps on a Slurm cluster that it starts on this machine: as root, half an hour
-	$(PYTHON) -m pytest -q -m slurm tests/test_slurm.py
+	$(PYTHON) -m pytest -q -m slurm tests/commands/test_slurm.py
 
 # The sanitizer's library must be loaded before python's own. Leaks are not looked for: python has some of its own.
 sanitize: setup  ## run the tests of the engines under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -107,7 +106,7 @@ tables: setup  ## render tables and figures from results/
 
 # Only an OUT that is given counts: the default of the other targets is the folder of the stored results itself.
 verify: setup  ## compare finished runs with the stored ones: default OUT=outputs
-	$(PYTHON) -m bnrnn.verify $(if $(filter file,$(origin OUT)),outputs,$(OUT))
+	$(PYTHON) -m bnrnn.commands.verify $(if $(filter file,$(origin OUT)),outputs,$(OUT))
 
 compare: setup  ## plot the curves of KEY=cooijmans2016/table1 in the terminal (METRIC=valid/loss OUT=results)
 	$(PYTHON) scripts/compare.py $(or $(KEY),cooijmans2016/table1) --results $(OUT) $(if $(METRIC),--metric $(METRIC))
@@ -120,10 +119,10 @@ site-test: site  ## build the site and test it in Chromium, which must be instal
 
 ## Data and speed
 data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, and verify them
-	$(PYTHON) -m bnrnn.prepare
+	$(PYTHON) -m bnrnn.commands.prepare
 
 doctor: setup  ## tell in a minute what works here: engines, GPU, data, programs, disk, locks (DEVICE=auto)
-	$(PYTHON) -m bnrnn.doctor --device $(DEVICE) --out-dir $(OUT)
+	$(PYTHON) -m bnrnn.commands.doctor --device $(DEVICE) --out-dir $(OUT)
 
 bench: setup  ## time the layers, nn.LSTM and a Python loop, into results/bench/ (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
 	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PEERS),--peers) $(ARGS)
@@ -133,19 +132,19 @@ kernels: setup  ## compile the Triton kernels for three GPUs, and write what the
 	$(PYTHON) scripts/kernels.py
 
 running: setup  ## compare running with exact population statistics, for docs/layer.md; minutes, needs Penn Treebank
-	$(PYTHON) -m bnrnn.running
+	$(PYTHON) scripts/running.py
 	$(PYTHON) scripts/make_tables.py
 
 notebook: setup  ## run examples/gamma.ipynb, and store its figures
 	$(PYTHON) scripts/notebook.py examples/gamma.ipynb
 
 stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; ten minutes
-	$(PYTHON) -m bnrnn.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)
+	$(PYTHON) -m tests.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)
 
 ## Training
 # Without a package index: put the wheels there that `make wheels` has downloaded elsewhere. Torch is the machine's own.
 OFFLINE = PYTHONPATH=.offline:.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON3)
-EVIDENCE = -m bnrnn.evidence hours=$(HOURS) device=$(if $(filter auto,$(DEVICE)),cuda,$(DEVICE)) out_dir=evidence $(ARGS)
+EVIDENCE = scripts/gpu_evidence.py hours=$(HOURS) device=$(if $(filter auto,$(DEVICE)),cuda,$(DEVICE)) out_dir=evidence $(ARGS)
 
 gpu-evidence: $(if $(wildcard wheels),,setup)  ## with a GPU: doctor, benchmarks and the most valuable runs, into evidence/; default HOURS=1
 	@if [ -d wheels ]; then \
@@ -157,18 +156,18 @@ wheels: setup  ## download into wheels/ what a machine without a package index n
 	$(PYTHON) scripts/wheels.py wheels $(if $(PYTHON_VERSION),--python $(PYTHON_VERSION))
 
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml); defaults HOURS=1 JOBS=1
-	$(PYTHON) -m bnrnn.campaign hours=$(HOURS) jobs=$(JOBS) $(if $(PACK),pack=$(PACK)) $(if $(DEVICE),device=$(DEVICE)) out_dir=$(OUT) $(ARGS)
+	$(PYTHON) -m bnrnn.commands.campaign hours=$(HOURS) jobs=$(JOBS) $(if $(DEVICE),device=$(DEVICE)) out_dir=$(OUT) $(ARGS)
 
 status: setup  ## list the campaign's runs and those of submitted sweeps: finished, running and left, and the time left
-	@$(PYTHON) -m bnrnn.campaign status out_dir=$(OUT) $(ARGS)
-	@$(PYTHON) -m bnrnn.cluster status out_dir=$(OUT)
+	@$(PYTHON) -m bnrnn.commands.campaign status out_dir=$(OUT) $(ARGS)
+	@$(PYTHON) -m bnrnn.commands.cluster status out_dir=$(OUT)
 
 status-%: setup  ## list the runs of reproduce-NAME: finished, running, queued, begun or failed, and the time left
-	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) -m bnrnn.cluster status experiment=$$recipe $(RUN); done
+	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) -m bnrnn.commands.cluster status experiment=$$recipe $(RUN); done
 
 plan-%: setup  ## list what reproduce-NAME would run, and how long it takes on this machine
 	@set -e; $(RECIPES); test -n "$$recipes" || echo "$(key) trains nothing: make reproduce-$* takes minutes on a CPU"; \
-	for recipe in $$recipes; do $(PYTHON) -m bnrnn.plan experiment=$$recipe $(RUN); done
+	for recipe in $$recipes; do $(PYTHON) -m bnrnn.commands.plan experiment=$$recipe $(RUN); done
 
 # Failed runs (exit status 3, or 1 of a cluster) do not keep the others from being rendered, and fail at the end.
 ifeq ($(SLURM),)
@@ -179,9 +178,9 @@ reproduce-%: setup  ## train all runs of a table or figure: reproduce-table1, re
 else
 reproduce-%: setup
 	@set -e; $(RECIPES); for recipe in $$recipes; do \
-		$(PYTHON) -m bnrnn.cluster submit wait=0 experiment=$$recipe $(RUN); done
+		$(PYTHON) -m bnrnn.commands.cluster submit wait=0 experiment=$$recipe $(RUN); done
 	@$(if $(filter 0,$(WAIT)),exit;) status=0; $(RECIPES); for recipe in $$recipes; do \
-		$(PYTHON) -m bnrnn.cluster wait experiment=$$recipe $(RUN) || status=$$?; \
+		$(PYTHON) -m bnrnn.commands.cluster wait experiment=$$recipe $(RUN) || status=$$?; \
 		test $$status -le 1 || exit $$status; done; \
 	(set -e; $(RENDER)); rendered=$$?; test $$status = 0 || exit $$status; exit $$rendered
 endif

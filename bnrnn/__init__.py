@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from bnrnn.heap import keep_heap
 from bnrnn.layers.population import batch_statistics, estimate_population_statistics
 from bnrnn.layers.stack import LSTM, Stack
+from bnrnn.system.memory import keep_heap
 
 __all__ = ["LSTM", "Stack", "batch_statistics", "estimate_population_statistics", "keep_heap"]
 

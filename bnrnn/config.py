@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_text, reading
+from bnrnn.system.files import read_text, reading
 
 PACKAGE = Path(__file__).parent
 

@@ -38,7 +38,7 @@ def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
     if lacks_memory(error):
         first = (str(error) or type(error).__name__).splitlines()[0]
         return BnrnnError(
-            f"not enough memory ({first}): use a smaller batch_size, population_batch_size or pack, or another "
+            f"not enough memory ({first}): use a smaller batch_size or population_batch_size, or another "
             "machine; what was saved is unchanged"
         )
     return None

@@ -5,9 +5,8 @@ python -m bnrnn.train experiment=cooijmans2016/table1 budget=cpu seed=0,1,2
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
-from functools import partial
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +18,25 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn.config import CONF, checking_files, compose_config, without_labels
 from bnrnn.errors import BnrnnError, mendable, report_errors
-from bnrnn.files import make_folder, reading, remove_empty
 from bnrnn.metrics import has_java
+from bnrnn.system.files import make_folder, reading, remove_empty
+from bnrnn.system.locks import LOCK, locked
 from bnrnn.training import checkpoint, mirror
 from bnrnn.training.build import build, engines_of, evaluation_order, optimizer_of
 from bnrnn.training.cells import check_named
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.help import text
 from bnrnn.training.last_lines import last_lines
-from bnrnn.training.lock import LOCK, locked
 from bnrnn.training.log import METRICS, RunLog, read_jsonl, say, write_log
 from bnrnn.training.loop import Trainer
 from bnrnn.training.measure import measure, measure_best_again
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
-from bnrnn.training.pack import Run, describe, in_packs
 from bnrnn.training.pairs import check_pair
 from bnrnn.training.pieces import digest, joined, order_of
 from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit, today
 from bnrnn.training.search import apply_trial
 from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Interrupted, Stop
-from bnrnn.training.turns import group_size, take_turns
-
-_waiting: list[Run] = []  # cells of a sweep that are to be trained in packs
 
 
 def train(
@@ -49,11 +44,8 @@ def train(
     run_dir: Path,
     overrides: dict[str, str] | None = None,
     title: str = "",
-    stop: Stop | None = None,
 ) -> Result:
     """Train one cell in `run_dir`, resume it from its checkpoint, or return the result if it is finished.
-
-    `stop` is that of a pack; without it, the cell has its own.
 
     Raises BnrnnError for bad input, Locked if another process is training the cell, and Interrupted
     (bnrnn.training.stop) after SIGTERM or SIGINT, after a checkpoint was saved.
@@ -69,7 +61,7 @@ def train(
                 for name in (FILE, METRICS, CHECKPOINT, checkpoint.MODEL):
                     for leftover in run_dir.glob(f"{name}.*.partial"):  # of a process that was killed while it wrote
                         remove(leftover)
-                return _train(cfg, record, run_dir, overrides or {}, title, check_lock, stop)
+                return _train(cfg, record, run_dir, overrides or {}, title, check_lock)
             remove(run_dir / CHECKPOINT)  # the run was killed between writing its result and removing its checkpoint
     result = Result.read(run_dir / FILE)
     check_same_config(result.config, record, run_dir / FILE)
@@ -79,7 +71,7 @@ def train(
 
 def _train(
     cfg: DictConfig, record: dict[str, Any], run_dir: Path, overrides: dict[str, str], title: str,
-    check_lock: Callable[[], None], given_stop: Stop | None,
+    check_lock: Callable[[], None],
 ) -> Result:  # fmt: skip
     saved = load(run_dir / CHECKPOINT)
     if saved is not None:
@@ -90,8 +82,6 @@ def _train(
     if where["backend"] not in engines_of(model):  # `auto` has named an LSTM engine: the tanh RNN runs the reference
         where["backend"] = "reference"
     where["evaluation_order"] = evaluation_order(cfg, data)
-    if group_size() > 1:
-        where["pack"] = group_size()
     state = begin(saved, run_dir / CHECKPOINT) or TrainState(run_id=mirror.new_id(cfg, overrides), commits=[])
     order_before = order_of(state.pieces)
     state.commits = list(dict.fromkeys([*state.commits, git_commit()]))
@@ -104,8 +94,7 @@ def _train(
 
     wandb_run = mirror.start(cfg, record, run_dir.parent, overrides, state.run_id, warn)
     kept = saved.get("records_sha256") if saved else None
-    stopping = Stop() if given_stop is None else nullcontext(given_stop)
-    with stopping as stop, RunLog(run_dir, title, state.num_records, wandb_run, kept) as log:
+    with Stop() as stop, RunLog(run_dir, title, state.num_records, wandb_run, kept) as log:
 
         def save(snapshot: dict[str, Any]) -> None:
             check_lock()
@@ -116,7 +105,7 @@ def _train(
             with reading(existing(run_dir / CHECKPOINT) or run_dir, REMEDY, "a checkpoint of this model"):
                 trainer.restore(saved)
         begun = f"resumed at update {state.update}" if saved else "from the start"
-        how = f"{where['backend']} engine, {cfg.precision}" + (f", pack of {where['pack']}" if "pack" in where else "")
+        how = f"{where['backend']} engine, {cfg.precision}"
         log.say(f"{os.path.relpath(run_dir)}: {begun}, {cfg.budget.updates:,} updates on {device}, {how}")
         log.say(data.description)
         if saved is not None and order_before != trainer.order:
@@ -164,53 +153,6 @@ def _figures() -> Any:
     return run_figures
 
 
-def train_pack(runs: Sequence[Run]) -> list[Result | BaseException]:
-    """Train several cells together in this process. Returns the result of each, or the error that has ended it.
-
-    Each cell has the folder, files and numbers of a cell that is trained alone. Where the engine allows it, their scans
-    are computed in one call. Raises Interrupted after SIGTERM or SIGINT, after the checkpoints were saved.
-    """
-    with Stop() as stop:
-        outcomes, group = take_turns([partial(train, *run, stop) for run in runs])
-        if stop.received is not None:
-            for error in outcomes:
-                if isinstance(error, Exception):
-                    stop.tell(error)
-        stop.check()
-    if group.num_scans:
-        say(f"pack of {len(runs)}: {group.num_scans:,} scans in {group.num_calls:,} calls of the engine")
-    return outcomes
-
-
-def train_in_packs(runs: Sequence[Run], size: int) -> None:
-    """Train the cells of a sweep in packs of at most `size`. One that fails does not stop the others.
-
-    Prints each error, and raises the first one when all packs are done.
-    """
-    errors: list[Exception] = []
-    packs = in_packs([run.cfg for run in runs], size)
-    if len(runs) > 1:
-        say(describe([run.cfg for run in runs], packs))
-    for n, members in enumerate(packs, 1):
-        pack = [runs[i]._replace(title=f"{runs[i].title[:-1]}, pack {n} of {len(packs)}]") for i in members]
-        outcomes = train_pack(pack) if len(pack) > 1 else [_outcome(runs[members[0]])]
-        for run, outcome in zip(pack, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                say(f"failed: {outcome}", run.title)
-                errors.append(outcome)
-            elif isinstance(outcome, BaseException):
-                raise outcome
-    if errors:
-        raise errors[0]
-
-
-def _outcome(run: Run) -> Result | Exception:
-    try:
-        return train(*run)
-    except Exception as error:
-        return error
-
-
 def begin(saved: dict[str, Any] | None, path: Path) -> TrainState | None:
     """The progress in a checkpoint; None if there is none. Raises BnrnnError for another content."""
     if saved is None:
@@ -233,18 +175,14 @@ def main(cfg: DictConfig) -> None:
     overrides = {key: value for key, value in named_overrides(job.overrides.task) if key not in excluded}
     total = os.environ.get("BNRNN_CELLS")
     title = f"[run {job.job.num + 1} of {total}]" if total and not OmegaConf.is_missing(job.job, "num") else ""
-    run = Run(without_labels(cfg), Path(job.runtime.output_dir), overrides, title)
-    if cfg.pack in (None, 1):
-        try:
-            train(*run)
-        except Exception as error:
-            if title:  # hydra reports only the first error of a sweep, at its end
-                say(f"failed: {mendable(error, HydraException, OmegaConfBaseException) or error}", title)
-            _leave_nothing(run.folder, Path(cfg.out_dir).absolute())
-            raise
-        return
-    check_options(apply_trial(run.cfg), overrides)
-    _waiting.append(run._replace(cfg=apply_trial(run.cfg)))
+    run_dir = Path(job.runtime.output_dir)
+    try:
+        train(without_labels(cfg), run_dir, overrides, title)
+    except Exception as error:
+        if title:  # hydra reports only the first error of a sweep, at its end
+            say(f"failed: {mendable(error, HydraException, OmegaConfBaseException) or error}", title)
+        _leave_nothing(run_dir, Path(cfg.out_dir).absolute())
+        raise
 
 
 def _leave_nothing(run_dir: Path, out_dir: Path) -> None:
@@ -272,24 +210,13 @@ def _run() -> None:
         return
     if "hydra/launcher=slurm" in sys.argv:
         raise BnrnnError(
-            "hydra/launcher=slurm submits workers, not single runs: use `python -m bnrnn.cluster submit "
+            "hydra/launcher=slurm submits workers, not single runs: use `bnrnn-cluster submit "
             "experiment=...`, or hydra/launcher=submitit_slurm for one job per run"
         )
     check_named([a for a in sys.argv[1:] if "=" in a and not a.startswith("-")])
-    launchers = [a for a in sys.argv if a.startswith("hydra/launcher=")]
-    packs = [a for a in sys.argv if a.startswith("pack=") and a not in ("pack=1", "pack=null")]
-    if launchers and packs:
-        raise BnrnnError(
-            f"{packs[0]} trains runs together in this process, but {launchers[0]} starts one for each run: leave out "
-            "one of them. On Slurm, LAUNCHER=slurm (python -m bnrnn.cluster submit) takes both"
-        )
     try:
         with checking_files():
-            _waiting.clear()
             main()
-        cells, _waiting[:] = _waiting[:], []
-        if cells:
-            train_in_packs(list({run.folder: run for run in cells}.values()), cells[0].cfg.pack)
     except HydraException as error:
         if (cause := mendable(error)) is not None:  # raised by a class that hydra has called
             raise cause from error

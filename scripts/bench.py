@@ -27,11 +27,11 @@ from bnrnn.bench.speech import speech_case
 from bnrnn.bench.timing import NAIVE, NN_LSTM, Case, Plan, engines, fastest, measure, say, set_precision
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.files import write_record
-from bnrnn.heap import keep_heap
 from bnrnn.report.bench_page import render, render_file
 from bnrnn.scan import set_backend
 from bnrnn.scan.native.peak import peak
+from bnrnn.system.files import write_record
+from bnrnn.system.memory import keep_heap
 from bnrnn.training.device import choose_device
 from bnrnn.training.results import environment, git_commit
 

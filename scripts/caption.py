@@ -20,10 +20,10 @@ from torch import Tensor
 from bnrnn.data.captions import CaptionData, load_features
 from bnrnn.data.image_features import batches, inception_v3, thumbnail
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.files import write_json
 from bnrnn.models.decoding import BEAM_SIZE, decode
 from bnrnn.report import plots, style
 from bnrnn.report.trained import load_trained
+from bnrnn.system.files import write_json
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 

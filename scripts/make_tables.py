@@ -11,8 +11,8 @@ from pathlib import Path
 from hydra.errors import HydraException
 
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.files import write_text
 from bnrnn.report.pages import RESULTS, draw_all, show, texts
+from bnrnn.system.files import write_text
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from bnrnn.files import write_text
+from bnrnn.system.files import write_text
 
 
 def run(cells: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

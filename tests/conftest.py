@@ -14,9 +14,8 @@ from tests.helpers import without_shape_checks
 
 # Tests of whole runs repeat the same calls thousands of times, which would take twice as long with annotated shapes
 # checked. The tests of layers, models and data check them.
-WHOLE_RUNS = ("tests/training/", "tests/test_train.py", "tests/test_bench.py", "tests/test_examples.py",
-              "tests/test_stress.py", "tests/test_running.py", "tests/test_campaign.py", "tests/test_faults.py",
-              "tests/test_cluster.py", "tests/test_slurm.py", "tests/test_sweep.py", "tests/test_pack.py")  # fmt: skip
+WHOLE_RUNS = ("tests/training/", "tests/commands/", "tests/stress/", "tests/test_train.py", "tests/test_bench.py",
+              "tests/test_examples.py", "tests/test_running.py", "tests/test_faults.py")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -44,5 +43,5 @@ def without_slurm(selected: str) -> str:
         return "takes half an hour: make test-slurm"
     missing = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None]
     if missing:
-        return f"needs {', '.join(missing)}: tests/slurm_cluster.sh install"
+        return f"needs {', '.join(missing)}: tests/commands/slurm_cluster.sh install"
     return "" if os.getuid() == 0 else "needs root"

@@ -15,8 +15,9 @@ import pytest
 
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
+from bnrnn.system import locks as lock
 from bnrnn.train import train
-from bnrnn.training import checkpoint, lock
+from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.log import METRICS, read_jsonl
 from bnrnn.training.loop import Trainer
@@ -152,8 +153,8 @@ def test_where_machines_do_not_share_locks_the_first_process_stops_before_it_wri
 
 
 def test_kill_9_of_a_sweep_with_two_jobs_leaves_no_worker(tmp_path):
-    command = [sys.executable, "-m", "bnrnn.sweep", "jobs=2", "experiment=quickstart", "model=lstm", "seed=0,1",
-               "budget.updates=1000000", "model.hidden_size=8", f"out_dir={tmp_path}"]  # fmt: skip
+    command = [sys.executable, "-m", "bnrnn.commands.sweep", "jobs=2", "experiment=quickstart", "model=lstm",
+               "seed=0,1", "budget.updates=1000000", "model.hidden_size=8", f"out_dir={tmp_path}"]  # fmt: skip
     sweep = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     runs, end = [], time.monotonic() + 120
     while len(runs) < 2:

@@ -10,10 +10,11 @@ import pytest
 import torch
 import yaml
 
-from bnrnn import campaign, cluster, evidence, plan, sweep
-from bnrnn.campaign import parse
+from bnrnn.commands import campaign, cluster, plan, sweep
+from bnrnn.commands.campaign import parse
 from bnrnn.config import ROOT, compose_config
 from bnrnn.report.claims import needed
+from scripts import gpu_evidence
 
 FILES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 LINKING = [*FILES, *sorted((ROOT / "results").glob("*.md")), *sorted((ROOT / "experiments").glob("*/notes.md"))]
@@ -56,18 +57,18 @@ def test_every_training_command_composes(command):
 def test_every_script_knows_its_options(monkeypatch, capsys):
     options: dict[str, set[str]] = {}
     for command in COMMANDS:
-        if match := re.match(r"python (-m bnrnn\.prepare|scripts/\S+)(.*)", command):
+        if match := re.match(r"(bnrnn-prepare|python scripts/\S+)(.*)", command):
             options.setdefault(match[1], set()).update(re.findall(r"--[\w-]+", match[2]))
     assert len(options) == 2
     for program, names in options.items():
-        path = ROOT / program.removeprefix("-m ").replace("bnrnn.prepare", "bnrnn/prepare.py")
+        path = ROOT / program.removeprefix("python ").replace("bnrnn-prepare", "bnrnn/commands/prepare.py")
         monkeypatch.setattr(sys, "argv", [path.name, "--help"])
         with pytest.raises(SystemExit):
             runpy.run_path(str(path), run_name="__main__")
         assert names <= set(re.findall(r"--[\w-]+", capsys.readouterr().out))
 
 
-@pytest.mark.parametrize("command", [sweep, plan, campaign, cluster, evidence])
+@pytest.mark.parametrize("command", [sweep, plan, campaign, cluster, gpu_evidence])
 def test_every_command_prints_its_usage_also_where_a_character_is_missing(monkeypatch, command):
     output = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "argv", [command.__name__, "--help"])
@@ -75,7 +76,9 @@ def test_every_command_prints_its_usage_also_where_a_character_is_missing(monkey
     command.cli()
     print("–", end="", flush=True)
     text = output.buffer.getvalue().decode()
-    assert f"python -m {command.__name__} " in text and text.endswith("?")
+    name = command.__name__.rpartition(".")[2]
+    usage = f"python scripts/{name}.py " if command is gpu_evidence else f"bnrnn-{name} "
+    assert usage in text and text.endswith("?")
 
 
 @pytest.mark.parametrize("path", sorted(set(PATHS)))
@@ -83,9 +86,9 @@ def test_every_path_exists(path):
     assert (ROOT / path).exists()
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "bnrnn.campaign" in c])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("bnrnn-campaign")])
 def test_every_campaign_command_is_one(command):
-    assert parse(command.split("bnrnn.campaign")[1].split())
+    assert parse(command.removeprefix("bnrnn-campaign").split())
 
 
 @pytest.mark.parametrize("page", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
@@ -110,7 +113,13 @@ def test_readme_stays_short_and_shows_the_main_claims():
 def test_there_is_something_to_check():
     assert len(COMMANDS) > 50
     assert len(PATHS) > 50
-    for part in ("make reproduce-", "bnrnn.train", "bnrnn.prepare", "bnrnn.campaign", "scripts/caption.py"):
+    for part in (
+        "make reproduce-",
+        "bnrnn.train",
+        "bnrnn.commands.prepare",
+        "bnrnn.commands.campaign",
+        "scripts/caption.py",
+    ):
         assert any(part in command for command in COMMANDS), part
 
 

@@ -1,7 +1,7 @@
 """The comparison of running, exact and batch statistics for docs/layer.md."""
 
-from bnrnn import running
 from bnrnn.report import running_page
+from scripts import running
 
 
 def test_running_statistics_are_compared_with_the_exact_and_the_batchs_without_disturbing_the_training():

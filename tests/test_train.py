@@ -17,23 +17,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from bnrnn.training.pack import Run
 
-from bnrnn import campaign
+from bnrnn.commands import campaign
 from bnrnn.config import ROOT, compose_config
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch
 from bnrnn.metrics import has_java
-from bnrnn.report.progress import Entry
 from bnrnn.report.trained import load_trained
+from bnrnn.system.locks import LOCK, Locked, is_being_trained
 from bnrnn.train import cli, named_overrides, train, train_pack
 from bnrnn.training import checkpoint
 from bnrnn.training.cells import Cell
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
 from bnrnn.training.device import choose_device
-from bnrnn.training.lock import LOCK, Locked, is_being_trained
 from bnrnn.training.log import read_jsonl
 from bnrnn.training.loop import Trainer, has_diverged
-from bnrnn.training.pack import Run
+from bnrnn.training.progress import Entry
 from bnrnn.training.results import FILE, Result, check_same_config, config_hash, config_record
 from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Interrupted, Stop

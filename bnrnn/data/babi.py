@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bnrnn.data.cloze import SPECIAL, Cloze, Text, encode, tokens
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.files import reading, tar_members
+from bnrnn.system.files import reading, tar_members
 
 URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
 NUM_QUESTIONS = 1000

@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from bnrnn.data.base import DataDefaults, count_even
 from bnrnn.data.prepared import list_values
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.files import read_json, reading, zip_members
 from bnrnn.inputs import CAPTIONS, END, IGNORE, START, Batch, Captioned, References
+from bnrnn.system.files import read_json, reading, zip_members
 
 SPECIAL = ("<start>", "<end>", "<unk>")  # ids 0 to 2
 UNK = 2  # START and END are 0 and 1

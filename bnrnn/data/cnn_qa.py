@@ -10,7 +10,7 @@ from bnrnn.errors import BnrnnError
 
 COUNTS = {"train": 380_298, "valid": 3_924, "test": 3_198}
 VARIANTS = ("full", "top4")
-COMMAND = "`python -m bnrnn.prepare cnn_qa --from DIR` (DIR has questions/training/*.question of Hermann et al. 2015)"
+COMMAND = "`bnrnn-prepare cnn_qa --from DIR` (DIR has questions/training/*.question of Hermann et al. 2015)"
 VERSION = "CNN questions 1"  # of the prepared data: increase it when the preparation of the same files changes
 
 

@@ -33,8 +33,8 @@ from bnrnn.data.cloze import NUM, SPECIAL, UNK, Text, is_number, most_relevant
 from bnrnn.data.cnn_qa import COMMAND, VERSION, load_questions
 from bnrnn.data.prepared import digest, read_parts, save_prepared
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.files import atomic_write, read_bytes
-from bnrnn.processes import children_end_too
+from bnrnn.system.files import atomic_write, read_bytes
+from bnrnn.system.processes import children_end_too
 
 SPLITS = {"train": "training", "valid": "validation", "test": "test"}  # our split, and the folder of the corpus
 PART = 2000  # files that are read together; an interrupted preparation reads at most so many again per process

@@ -11,9 +11,9 @@ from bnrnn.data.captions import ArrowFeatures, CaptionData, Image, divide, load_
 from bnrnn.data.image_features import extract, inception_v3
 from bnrnn.data.prepared import load_prepared, save_prepared
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.files import read_bytes
+from bnrnn.system.files import read_bytes
 
-COMMAND = "`python -m bnrnn.prepare coco_captions --weights FILE --year YEAR --data-dir DIR`"
+COMMAND = "`bnrnn-prepare coco_captions --weights FILE --year YEAR --data-dir DIR`"
 SPLITS = ("train", "val")  # the names of COCO
 VERSION = "COCO captions 1"
 

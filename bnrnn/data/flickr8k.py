@@ -9,7 +9,7 @@ import numpy as np
 from bnrnn.data.captions import CaptionData, divide, load_features, pair
 from bnrnn.data.image_features import thumbnail
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.files import read_text, reading, tar_members
+from bnrnn.system.files import read_text, reading, tar_members
 
 
 class Flickr8k(CaptionData):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bnrnn.data.cloze import SPECIAL, Cloze, Text, encode, most_relevant, sentences, tokens
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.files import reading, zip_members
+from bnrnn.system.files import reading, zip_members
 
 URL = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/ieer.zip"
 NUM_DOCUMENTS = 94

@@ -19,7 +19,7 @@ from bnrnn.data.base import sha256
 from bnrnn.data.prepared import read_parts
 from bnrnn.data.vision import import_torchvision
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_bytes, reading
+from bnrnn.system.files import read_bytes, reading
 
 URL = "https://download.pytorch.org/models/inception_v3_google-0cc3c7bd.pth"
 SHA256 = "0cc3c7bd"  # the first digits of the file's SHA-256, which are part of its name

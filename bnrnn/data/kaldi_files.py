@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.files import check_listed, opened, read_text, reading
+from bnrnn.system.files import check_listed, opened, read_text, reading
 
 REMEDY = "write it again with Kaldi"
 MOST_FRAMES = 1 << 24  # of one alignment; more are 46 hours of speech

@@ -10,7 +10,7 @@ from torch import Tensor
 from bnrnn.data.base import PixelSequences, sha256
 from bnrnn.data.download import fetch
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.files import read_bytes
+from bnrnn.system.files import read_bytes
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
 # SHA-256 of the uncompressed files: compressed copies from other sources differ in the time stamp of their header.
@@ -93,7 +93,7 @@ def _read_idx(data_dir: Path, name: str) -> bytes:
     path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
     if path is None:
         raise MissingData(
-            f"{folder / name}.gz is missing: run `make data` (or `python -m bnrnn.prepare mnist "
+            f"{folder / name}.gz is missing: run `make data` (or `bnrnn-prepare mnist "
             f"--data-dir {data_dir}`), or set BNRNN_DATA to the folder that holds mnist/"
         )
     content = read_bytes(path, _mend(data_dir), most=MOST)
@@ -111,7 +111,7 @@ def _check(path: Path, content: bytes, name: str) -> None:
 
 
 def _mend(data_dir: Path) -> str:
-    return f"fetch it again with `make data` (or `python -m bnrnn.prepare mnist --data-dir {data_dir}`)"
+    return f"fetch it again with `make data` (or `bnrnn-prepare mnist --data-dir {data_dir}`)"
 
 
 def _is_good(data_dir: Path, name: str) -> bool:

@@ -18,8 +18,8 @@ from jaxtyping import Int, Shaped
 
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.files import read_json, write_json
-from bnrnn.processes import children_end_too
+from bnrnn.system.files import read_json, write_json
+from bnrnn.system.processes import children_end_too
 
 CHECKSUMS = "checksums.json"
 NUM_PROC = min(8, os.cpu_count() or 1)  # default number of processes; more could fill the memory of a GPU

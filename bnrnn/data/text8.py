@@ -11,7 +11,7 @@ from jaxtyping import UInt8
 from bnrnn.data.download import fetch
 from bnrnn.data.language import CHUNK, Segments, check_symbols, render_sizes
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.files import atomic_write, check_listed, reading, whole_zip
+from bnrnn.system.files import atomic_write, check_listed, reading, whole_zip
 
 URL = "http://mattmahoney.net/dc/text8.zip"
 ARCHIVE = "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"  # SHA-256 of text8.zip
@@ -54,7 +54,7 @@ class Text8(Segments):
 
 def load_text8(data_dir: Path, prefix: bool) -> UInt8[np.ndarray, " _"]:
     """The bytes of text8, with verified checksum, or, with `prefix`, of a file with its beginning."""
-    remedy = f"run `make data` (or `python -m bnrnn.prepare text8 --data-dir {data_dir}`)"
+    remedy = f"run `make data` (or `bnrnn-prepare text8 --data-dir {data_dir}`)"
     remedy += " and use data=text8" if prefix else ""
     path = _find(data_dir / "text8", prefix, remedy)
     text = _open(path, remedy)

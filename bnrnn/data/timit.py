@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from bnrnn.data.frames import FrameData, Utterance
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.files import reading, tar_members
+from bnrnn.system.files import reading, tar_members
 
 URL = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/timit.zip"
 AGAIN = f"fetch it again from {URL}"

@@ -10,9 +10,9 @@ from typing import Any
 
 from bnrnn.report.claims import claim_keys, load_claim
 from bnrnn.report.run import Run
-from bnrnn.report.runs import is_stale
 from bnrnn.report.summary import Summary, rounded
 from bnrnn.training.results import flat, identity
+from bnrnn.training.states import is_stale
 
 CONSISTENT, ITSELF, DIFFERS = "consistent", "consistent (the stored run itself)", "differs"
 NOTHING = "nothing to compare with"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bnrnn.files import read_record, write_record, write_text
+from bnrnn.system.files import read_record, write_record, write_text
 from bnrnn.training.results import provenance
 
 

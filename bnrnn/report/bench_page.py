@@ -10,9 +10,9 @@ from bnrnn.bench import padded
 from bnrnn.bench.layers import SECTION
 from bnrnn.bench.timing import NAIVE, NN_LSTM, ratios, verdict
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_record
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.scan import ENGINES
+from bnrnn.system.files import read_record
 
 
 def ms(value: float) -> str:

@@ -11,7 +11,7 @@ import yaml
 
 from bnrnn.config import ROOT, sweep
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_text, reading
+from bnrnn.system.files import read_text, reading
 
 POINTS = "points.json"  # beside claims.yaml: the points of the paper's curves
 NOT_TABLES = ("paper", "claims", "needs")  # sections of a claims.yaml that are not tables or figures

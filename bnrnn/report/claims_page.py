@@ -10,7 +10,7 @@ from bnrnn.report.costs import hours_of
 from bnrnn.report.effects import effect_in_words
 from bnrnn.report.judging import REMARKS, JudgedTest, sides_of
 from bnrnn.report.markdown import NONE, markdown
-from bnrnn.report.outcomes import LEAST_PAIRS
+from bnrnn.report.outcome import LEAST_PAIRS
 from bnrnn.report.rule_history import AFTER, BEFORE, PARTLY, age, registered
 from bnrnn.report.rules import PROPERTY
 from bnrnn.report.verdicts import EARLY, NOT_RUN, Claim, Verdict, scope_in_words

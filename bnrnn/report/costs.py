@@ -5,10 +5,10 @@ from pathlib import Path
 
 from bnrnn.report.claims import load_claim
 from bnrnn.report.judging import JudgedTest, sides_of, wanted_of
-from bnrnn.report.outcomes import LEAST_PAIRS
-from bnrnn.report.progress import last_record, load_known, nearest_speed, total_updates
+from bnrnn.report.outcome import LEAST_PAIRS
 from bnrnn.report.rules import PROPERTY
 from bnrnn.training.cells import Cell, expand
+from bnrnn.training.progress import last_record, load_known, nearest_speed, total_updates
 from bnrnn.training.results import FILE
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from bnrnn.metrics import metric_of
 from bnrnn.report.judging import JudgedTest, metrics_of, sides_of
 from bnrnn.report.markdown import NONE
-from bnrnn.report.outcomes import Outcome
+from bnrnn.report.outcome import Outcome
 from bnrnn.report.rules import NEVER, PROPERTY
 
 TOO_WIDE = "too few seeds to say"

@@ -4,12 +4,12 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
-from bnrnn.files import read_record
 from bnrnn.report.bench_page import render_ratio
 from bnrnn.report.claims import load_claim
 from bnrnn.report.full_length import render as render_counted
 from bnrnn.report.main_figure import DATA, KEY, METRIC, of_full_length
 from bnrnn.report.plots import named
+from bnrnn.system.files import read_record
 
 
 def render(results_dir: Path) -> str:

@@ -10,13 +10,13 @@ from typing import Any
 
 from bnrnn.config import sweep
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_record
 from bnrnn.report import rules
 from bnrnn.report.analyses import commits_of, results_of
 from bnrnn.report.claims import load_analysis
-from bnrnn.report.outcomes import Outcome
+from bnrnn.report.outcome import Outcome
 from bnrnn.report.rules import PROPERTY, Pairing
 from bnrnn.report.run import Run, depends_on_order
+from bnrnn.system.files import read_record
 
 Load = Callable[[str], list[Run]]  # the finished runs of an experiment
 

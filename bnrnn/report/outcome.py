@@ -1,64 +1,84 @@
-"""How the runs of a sweep stand: finished, failed, running or left."""
+"""Outcomes of tests: the effects of all pairs with their interval and verdict."""
 
-import os
-from collections import Counter
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
 
-from bnrnn.errors import BnrnnError
-from bnrnn.report.runs import is_stale
-from bnrnn.training.cells import Cell
-from bnrnn.training.failures import failure
-from bnrnn.training.lock import is_being_trained
-from bnrnn.training.log import LOG
-from bnrnn.training.options import check_options, naming_nearest_key
-from bnrnn.training.results import FILE, Result, check_same_config, config_record
+LEAST_PAIRS = 3
+HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
 
 
-def state_of(cell: Cell, since: float) -> str:
-    """finished, failed (after a time), running or left. A run that has diverged is finished."""
-    if (cell.folder / FILE).exists():
-        return "finished"
-    return "failed" if failure(cell.folder, since) else "running" if is_being_trained(cell.folder) else "left"
+@dataclass(frozen=True)
+class Outcome:
+    """The effects of all pairs, their mean with its 95 % interval, and the verdict of the test."""
+
+    effects: tuple[float, ...]
+    threshold: float = 0.0
+    unanimous: bool = False  # whether all pairs must agree; otherwise the interval must lie beyond the threshold
+    marks: tuple[str, ...] = ()
+    resolution: tuple[float, float] | None = None  # the effects between which a measured effect may truly lie
+
+    @property
+    def n(self) -> int:
+        """The number of pairs."""
+        return len(self.effects)
+
+    @property
+    def mean(self) -> float:
+        """The mean effect."""
+        return mean(self.effects)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval (Student's t) of the mean over the pairs; infinite for a single pair."""
+        return student_interval(self.effects)
+
+    @property
+    def agree(self) -> int:
+        """The number of pairs with an effect above the threshold."""
+        return sum(effect > self.threshold for effect in self.effects)
+
+    @property
+    def verdict(self) -> str:
+        """What the pairs show about the test; `LEAST_PAIRS` are needed to show anything."""
+        if not self.is_complete:
+            return UNDECIDED
+        low, high = (min(self.effects), max(self.effects)) if self.unanimous else self.interval
+        if low > self.threshold:
+            return HOLDS
+        return CONTRADICTED if high < self.threshold else UNDECIDED
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there are enough pairs for a verdict."""
+        return self.n >= LEAST_PAIRS
+
+    @property
+    def is_too_wide(self) -> bool:
+        """Whether the interval reaches as far beyond the threshold as the mean lies before it, so that it says nothing
+        about the size of the effect. Never so if the effects are equal."""
+        (low, high), distance = self.interval, abs(self.mean - self.threshold)
+        return low < self.threshold - distance and high > self.threshold + distance
+
+    @property
+    def tendency(self) -> str:
+        """Whether the mean effect agrees with the claim; reported where nothing is shown."""
+        if self.mean == self.threshold:
+            return "undecided"
+        return "agrees" if self.mean > self.threshold else "disagrees"
 
 
-def check_cells(cells: list[Cell]) -> None:
-    """Raise BnrnnError for wrong options, as one message before anything is trained, and for results of others."""
-    with naming_nearest_key():
-        check_options(cells[0].cfg, cells[0].overrides)
-        check_results(cells)
+def student_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean (Student's t); infinite for a single value."""
+    from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats is slow to import
+
+    if len(values) < 2:
+        return -math.inf, math.inf
+    half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
+    return mean(values) - half, mean(values) + half
 
 
-def check_results(cells: list[Cell]) -> None:
-    """Raise BnrnnError for a stored result that is damaged or was made with another configuration than its cell has."""
-    for cell in cells:
-        path = cell.folder / FILE
-        if path.exists():
-            result = Result.read(path)
-            if _named(result.overrides) != _named(cell.overrides):
-                raise BnrnnError(
-                    f"{path} is the result of another run ({', '.join(f'{k}={v}' for k, v in result.overrides.items())}"
-                    "): move its folder to that run, or remove it"
-                )
-            if is_stale(cell.experiment, cell.budget, result):  # composes only once for all seeds
-                check_same_config(result.config, config_record(cell.cfg), path)
-
-
-def _named(overrides: dict[str, str]) -> dict[str, str]:
-    """The overrides without deletions, whose values are not stored."""
-    return {key: value for key, value in overrides.items() if not key.startswith("~")}
-
-
-def summary(cells: list[Cell], since: float) -> str:
-    """The number of runs in each state, such as "3 of 8 finished, 1 failed, 4 left"."""
-    counts = Counter(state_of(cell, since) for cell in cells)
-    return ", ".join(f"{counts[s]} of {len(cells)} finished" if s == "finished" else f"{counts[s]} {s}"
-                     for s in ("finished", "running", "failed", "left") if counts[s] or s == "finished")  # fmt: skip
-
-
-def failures_of(cells: list[Cell], since: float) -> list[str]:
-    """A line for each run that has failed after a time: its overrides, the message and its log."""
-    return [failure_line(cell) for cell in cells if state_of(cell, since) == "failed"]
-
-
-def failure_line(cell: Cell) -> str:
-    """One line about a run that failed: its name, the error, and its log."""
-    return f"failed: {cell.title}: {failure(cell.folder)} (log: {os.path.relpath(cell.folder / LOG)})"
+def within(values: Sequence[float], published: float, tolerance: float) -> Outcome:
+    """Each value is within the tolerance of the published one; the effect is the tolerance minus the distance."""
+    return Outcome(tuple(tolerance - abs(value - published) for value in values))

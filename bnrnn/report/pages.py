@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from bnrnn.config import ROOT
-from bnrnn.files import read_record
 from bnrnn.report import choosing_page, facts, main_figure, plots, running_page
 from bnrnn.report.bench_page import render_brief, render_file, render_padded
 from bnrnn.report.claims import claim_keys, load_analysis, load_claim
@@ -18,6 +17,7 @@ from bnrnn.report.runs import load_borrowed, load_runs, run_files
 from bnrnn.report.tables import drawn, render, render_summary
 from bnrnn.report.unfinished import load_unfinished
 from bnrnn.report.verdicts import Claim, load_claims
+from bnrnn.system.files import read_record
 from bnrnn.training.pairs import KINDS, fitting
 
 RESULTS = ROOT / "results"

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from bnrnn.config import label, sweep
 from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim, rows_of
-from bnrnn.report.outcomes import student_interval
+from bnrnn.report.outcome import student_interval
 from bnrnn.report.run import Run, depends_on_order
 from bnrnn.report.runs import in_figures, load_borrowed, load_runs, longest
 from bnrnn.report.style import ACROSS, LOOKS, PANEL, Look, legend_below, looks_of, save

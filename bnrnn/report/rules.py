@@ -14,7 +14,7 @@ from typing import Any
 
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import sign
-from bnrnn.report.outcomes import CONTRADICTED, Outcome
+from bnrnn.report.outcome import CONTRADICTED, Outcome
 from bnrnn.report.run import Run
 
 NEVER = {  # remarks on runs that never got to a level: those of the first side, and those of the second

@@ -1,4 +1,4 @@
-"""Renders the comparison of running, exact and batch statistics that bnrnn.running has measured."""
+"""Renders the comparison of running, exact and batch statistics that scripts/running.py has measured."""
 
 from typing import Any
 

@@ -3,25 +3,19 @@
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from bnrnn.config import check_files, compose_config, sweep
+from bnrnn.config import sweep
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError
 from bnrnn.report.claims import load_claim
 from bnrnn.report.run import Run
-from bnrnn.training.log import METRICS, REMEDY, record_lines
-from bnrnn.training.results import FILE, Result, config_hash, config_record
-from bnrnn.training.search import apply_trial
+from bnrnn.training.log import METRICS, REMEDY, record_lines, say_left_out
+from bnrnn.training.results import FILE, Result
+from bnrnn.training.states import is_stale
 
 
 def run_files(key: str, results_dir: Path) -> list[Path]:
@@ -32,29 +26,6 @@ def run_files(key: str, results_dir: Path) -> list[Path]:
     folders = os.walk(results_dir / key, followlinks=True)
     found = (Path(folder, FILE) for folder, names, files in folders if FILE in (*names, *files))
     return sorted(path for path in found if path.parent != results_dir / key)
-
-
-@cache
-def _recipe(*overrides: str) -> DictConfig:
-    """A cached configuration: composing takes a good part of a second."""
-    return compose_config(*overrides)
-
-
-def is_stale(key: str, budget: str, result: Result) -> bool:
-    """Whether the recipe of an experiment has changed since this result was made.
-
-    A result is also stale if the recipe no longer has one of its overrides, because an option was renamed or removed.
-    """
-    overrides = {k: v for k, v in result.overrides.items() if k != "seed"}
-    choices = [k if k.startswith("~") and not v else f"{k}={v}" for k, v in overrides.items()]
-    try:
-        recipe = _recipe(f"experiment={key}", f"budget={budget}", *choices).copy()
-        if "seed" in result.overrides:
-            OmegaConf.update(recipe, "seed", int(result.overrides["seed"]))
-        return config_hash(config_record(apply_trial(recipe))) != result.config_hash
-    except (BnrnnError, HydraException, OmegaConfBaseException):
-        check_files()
-        return True
 
 
 def read_run(key: str, path: Path, results_dir: Path) -> tuple[str, Result, list[dict[str, Any]]]:
@@ -83,12 +54,6 @@ def is_named_by(folder: str, overrides: dict[str, str]) -> bool:
         else:
             rest = rest.replace(f",{key}={value},", ",", 1)
     return rest == ","
-
-
-@cache
-def say_left_out(message: str) -> None:
-    """Report once, beside the pages, which only programs read, that a run is missing in them."""
-    print(f"left out: {message}", file=sys.stderr, flush=True)
 
 
 def load_runs(key: str, results_dir: Path) -> list[Run]:

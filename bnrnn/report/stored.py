@@ -8,12 +8,12 @@ from pathlib import Path
 from bnrnn.config import CONF, PACKAGE, ROOT
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_text, reading
 from bnrnn.report.run import Run
-from bnrnn.report.runs import read_run, run_files, say_left_out
+from bnrnn.report.runs import read_run, run_files
 from bnrnn.report.summary import Summary, found_results, summarize
 from bnrnn.report.unfinished import load_unfinished
-from bnrnn.training.log import METRICS, record_lines
+from bnrnn.system.files import read_text, reading
+from bnrnn.training.log import METRICS, record_lines, say_left_out
 from bnrnn.training.results import Result
 
 SHIPPED = PACKAGE / "evidence.jsonl"  # setup.py writes it into the package

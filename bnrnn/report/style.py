@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
-from bnrnn.files import atomic_write
+from bnrnn.system.files import atomic_write
 
 
 class Look(NamedTuple):

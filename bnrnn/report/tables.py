@@ -10,7 +10,7 @@ from bnrnn.config import sweep
 from bnrnn.metrics import METRICS, SCORES, in_words
 from bnrnn.report.claims import load_claim, rows_of
 from bnrnn.report.markdown import NONE, markdown, spread
-from bnrnn.report.outcomes import CONTRADICTED, HOLDS, LEAST_PAIRS, within
+from bnrnn.report.outcome import CONTRADICTED, HOLDS, LEAST_PAIRS, within
 from bnrnn.report.run import Run
 from bnrnn.report.runs import group, in_figures, load_borrowed, load_runs, longest
 from bnrnn.report.unfinished import load_unfinished, render_unfinished

@@ -8,12 +8,12 @@ from bnrnn.errors import BnrnnError
 from bnrnn.metrics import METRICS, READ
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.run import Run
-from bnrnn.report.runs import is_stale, say_left_out
 from bnrnn.training import checkpoint
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.log import METRICS as RECORDS
-from bnrnn.training.log import REMEDY, record_lines
+from bnrnn.training.log import REMEDY, record_lines, say_left_out
 from bnrnn.training.results import FILE, Result
+from bnrnn.training.states import is_stale
 
 BUDGET = "paper"  # shorter runs finish soon
 

@@ -11,7 +11,7 @@ from bnrnn.report.claims import load_claim, read_claims
 from bnrnn.report.effects import effect_in_words
 from bnrnn.report.judging import SCOPES, JudgedTest, judge
 from bnrnn.report.markdown import NONE
-from bnrnn.report.outcomes import CONTRADICTED, HOLDS, LEAST_PAIRS, UNDECIDED
+from bnrnn.report.outcome import CONTRADICTED, HOLDS, LEAST_PAIRS, UNDECIDED
 from bnrnn.report.runs import load_runs
 
 NOT_RUN, TOO_FEW, BY_PART = "not run", "too few seeds", "differs by part"

@@ -7,10 +7,10 @@ from torch import nn
 
 from bnrnn.data.base import SequenceData, model_sizes
 from bnrnn.errors import BnrnnError
-from bnrnn.heap import keep_heap
 from bnrnn.layers.base import RecurrentLayer
 from bnrnn.layers.population import has_step_statistics
 from bnrnn.scan import ENGINES, set_backend
+from bnrnn.system.memory import keep_heap
 from bnrnn.training.checkpoint import seed_everything
 from bnrnn.training.device import choose_device, set_precision
 

@@ -24,8 +24,8 @@ class Cell:
         overrides: the overrides that are part of the folder's name and of the result.
         budget: the name of the budget.
         folder: the folder of the run.
-        done: number of updates so far; set by `bnrnn.plan.cells`.
-        state: finished, diverged, begun or to do; set by `bnrnn.plan.cells`.
+        done: number of updates so far; set by `bnrnn.commands.plan.cells`.
+        state: finished, diverged, begun or to do; set by `bnrnn.commands.plan.cells`.
     """
 
     choices: list[str]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from bnrnn.data.base import sha256
-from bnrnn.files import atomic_write, read_bytes, reading
+from bnrnn.system.files import atomic_write, read_bytes, reading
 
 CHECKPOINT = "checkpoint.pt"  # the file of an unfinished run
 MODEL = "model.pt"  # the file of a finished run: the selected weights with population statistics

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bnrnn.files import atomic_write
+from bnrnn.system.files import atomic_write
 
 FAILED = "failed.txt"
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +18,8 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from bnrnn.errors import BnrnnError, error_text
-from bnrnn.files import atomic_write, read_bytes, writing
+from bnrnn.system.files import atomic_write, read_bytes, writing
 from bnrnn.training import mirror
-from bnrnn.training.turns import group_size
 
 METRICS = "metrics.jsonl"
 LOG = "run.log"  # the lines of a run, for people
@@ -45,6 +45,12 @@ def say(text: str, title: str = "") -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@cache
+def say_left_out(message: str) -> None:
+    """Report once, beside the output that programs read, that a run is missing in it."""
+    print(f"left out: {message}", file=sys.stderr, flush=True)
 
 
 def write_log(run_dir: Path, text: str) -> None:
@@ -153,8 +159,8 @@ class RunLog:
         write_log(self.path.parent, text)
 
     def bar(self, total: int, initial: int = 0, what: str = "updates") -> tqdm:
-        """A progress bar. It is hidden outside a terminal, in a pack, and if the variable TQDM_DISABLE is set."""
-        hidden = True if os.environ.get("TQDM_DISABLE") or group_size() > 1 else None  # None: outside a terminal
+        """A progress bar. It is hidden outside a terminal and if the variable TQDM_DISABLE is set."""
+        hidden = True if os.environ.get("TQDM_DISABLE") else None  # None: outside a terminal
         return tqdm(total=total, initial=initial, desc=f"{self.title} {what}".strip(), disable=hidden, leave=False,
                     unit=f" {what if what == 'updates' else 'batches'}", dynamic_ncols=True)  # fmt: skip
 

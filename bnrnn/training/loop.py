@@ -21,7 +21,6 @@ from bnrnn.training.log import RunLog
 from bnrnn.training.optim import learning_rate
 from bnrnn.training.state import Clock, TrainState
 from bnrnn.training.stop import Interrupted, Stop
-from bnrnn.training.turns import let_others_run
 
 IMAGES = 100  # that are captioned at once: more would need much memory, and a stop would wait for all of them
 
@@ -91,7 +90,6 @@ class Trainer:
         self.model.train()
         with self.log.bar(cfg.budget.updates, initial=state.update) as bar:
             while not state.diverged:
-                let_others_run()
                 try:
                     self._evaluate_if_due()
                     if state.diverged or state.update == cfg.budget.updates:

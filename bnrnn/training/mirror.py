@@ -105,7 +105,7 @@ def _started(given: dict[str, Any], system: bool) -> Any:
         disable_git=True,
         disable_code=True,
         x_save_requirements=False,
-        reinit="create_new",  # runs of a pack are open at the same time
+        reinit="create_new",
         x_transaction_log_flush_interval=1,  # seconds; a killed process loses at most these records
         finish_timeout=60,  # seconds to upload at the end; a run without network must not wait for ever
     )

@@ -49,7 +49,6 @@ RULES: dict[str, Rule] = {
     "grad_clip": _number(0), "checkpoint_seconds": _number(0), "sum_over_time": _or_null(SWITCH),
     "population_every": _or_null(SIZE), "evaluate_train": SWITCH,
     "evaluation_order": _or_null(_one_of("shuffled", "file")), "resume": _one_of("same", "changed"),
-    "pack": _or_null(SIZE),
     "wandb.mode": _one_of("offline", "online", "disabled"), "wandb.system": SWITCH,
     "wandb.project": (lambda v: isinstance(v, str) and re.fullmatch(r"[^/\\#?%:]{1,128}", v) is not None,
                       "a name without / \\ # ? % :"),
@@ -82,7 +81,7 @@ LAUNCHER: dict[str, Rule] = {  # the options of conf/hydra/launcher/slurm.yaml t
 NEEDED = (
     "name", "seed", "batch_size", "population_batch_size", "grad_clip", "lr_decay", "sum_over_time", "search",
     "log_every", "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every",
-    "evaluate_train", "evaluation_order", "resume", "pack", "data_dir", "out_dir", "wandb.mode", "wandb.project",
+    "evaluate_train", "evaluation_order", "resume", "data_dir", "out_dir", "wandb.mode", "wandb.project",
     "model._target_", "data._target_", "optim._target_",
     *(f"budget.{name}" for name in ("updates", "eval_every", "eval_batches", "population_batches")),
 )  # fmt: skip

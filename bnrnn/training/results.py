@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from bnrnn.config import PACKAGE, ROOT, with_present_paths
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_record, reading, write_record
 from bnrnn.scan import backend
+from bnrnn.system.files import read_record, reading, write_record
 from bnrnn.training.device import hardware
 from bnrnn.training.pieces import order_of
 
@@ -28,7 +28,8 @@ from bnrnn.training.pieces import order_of
 # of a run's identity.
 WHERE = (
     "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every", "evaluate_train",
-    "data_dir", "out_dir", "wandb", "resume", "pack",
+    "data_dir", "out_dir", "wandb", "resume",
+    "pack",  # in results from before runs of one GPU became processes of their own
 )  # fmt: skip
 # Options of models that were added to conf/ after the first results, and their neutral values. A neutral value is no
 # part of a run's identity, so the older results stay valid.

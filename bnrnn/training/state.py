@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bnrnn.training.stop import Stop
-from bnrnn.training.turns import num_live
 
 
 @dataclass
@@ -34,10 +33,7 @@ class TrainState:
 
 
 class Clock:
-    """The time of one update. `stop` tells whether the process was stopped meanwhile.
-
-    Trainings that take turns in one process (bnrnn.training.turns) share its time equally.
-    """
+    """The time of one update. `stop` tells whether the process was stopped meanwhile."""
 
     def __init__(self, stop: Stop) -> None:
         self.stop, self.continued = stop, stop.continued
@@ -46,6 +42,6 @@ class Clock:
     def add_to(self, state: TrainState) -> None:
         """Add the time since the beginning. Of an update within which the process was stopped, only processor time."""
         elapsed, cpu = time.monotonic() - self.started, time.process_time() - self.cpu_started
-        state.seconds += (min(cpu, elapsed) if self.stop.continued > self.continued else elapsed) / num_live()
+        state.seconds += min(cpu, elapsed) if self.stop.continued > self.continued else elapsed
         if state.cpu_seconds is not None:
-            state.cpu_seconds += cpu / num_live()
+            state.cpu_seconds += cpu

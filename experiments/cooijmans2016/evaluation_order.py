@@ -20,13 +20,13 @@ from tqdm import tqdm
 from bnrnn.config import label
 from bnrnn.data.base import FILE, SHUFFLED, evaluation_generator
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.heap import keep_heap
 from bnrnn.layers.population import batch_statistics, has_batch_norm
 from bnrnn.metrics import METRICS, Scores
 from bnrnn.report.analyses import command_line, measured_before, provenance_with, publish
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.trained import built
+from bnrnn.system.memory import keep_heap
 from bnrnn.training import checkpoint
 from bnrnn.training.log import METRICS as RECORDS
 from bnrnn.training.log import read_jsonl

@@ -22,7 +22,6 @@ from tqdm import tqdm
 from bnrnn.config import label, sweep
 from bnrnn.data.base import SHUFFLED, evaluation_generator
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.heap import keep_heap
 from bnrnn.layers.population import batch_statistics, has_batch_norm
 from bnrnn.metrics import Scores
 from bnrnn.report import style
@@ -32,6 +31,7 @@ from bnrnn.report.markdown import markdown, spread
 from bnrnn.report.run import Run
 from bnrnn.report.site.curves import Line, Plot, shortened
 from bnrnn.report.trained import load_trained, trained_runs
+from bnrnn.system.memory import keep_heap
 from bnrnn.training.loop import outputs
 
 KEY = "cooijmans2016/fig3b"

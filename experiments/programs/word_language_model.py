@@ -24,9 +24,9 @@ from torch import Tensor, nn
 import bnrnn
 from bnrnn.data.ptb import PTBWord
 from bnrnn.errors import report_errors
-from bnrnn.files import write_record
 from bnrnn.report.markdown import markdown, spread
 from bnrnn.report.site.curves import Line, Plot
+from bnrnn.system.files import write_record
 from bnrnn.training.results import provenance
 
 KEY = "programs/word_language_model"

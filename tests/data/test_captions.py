@@ -260,9 +260,9 @@ def test_an_interrupted_extraction_resumes_with_the_same_network_alone(coco, mon
 
 def test_what_is_wrong_with_coco_is_named(coco, tmp_path):
     folder = coco / "coco"
-    with pytest.raises(BnrnnError, match=r"coco/prepared is missing: run `python -m bnrnn.prepare coco_captions"):
+    with pytest.raises(BnrnnError, match=r"coco/prepared is missing: run `bnrnn-prepare coco_captions"):
         CocoCaptions(str(coco))
-    with pytest.raises(BnrnnError, match=r"Inception_v3's weights are needed: run `python -m bnrnn.prepare coco"):
+    with pytest.raises(BnrnnError, match=r"Inception_v3's weights are needed: run `bnrnn-prepare coco"):
         prepare_coco_captions(coco, None)
     with pytest.raises(BnrnnError, match=r"no.pth is missing: download it from https://download.pytorch.org"):
         prepare_coco_captions(coco, tmp_path / "no.pth")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets.table import MemoryMappedTable
 
-from bnrnn import prepare
+from bnrnn.commands import prepare
 from bnrnn.data import cnn_qa_prepare
 from bnrnn.data.cnn_qa import CNNQA
 from bnrnn.data.cnn_qa_prepare import Malformed, parse, prepare_cnn_qa
@@ -226,7 +226,7 @@ def prepared(tmp_path: Path, corpus: Path) -> Path:
 def test_a_folder_that_cannot_be_used_is_named_with_the_command_that_prepares_it(corpus, tmp_path, change, wrong):
     folder = prepared(tmp_path, corpus)
     change(folder)
-    with pytest.raises(BnrnnError, match=rf"{folder} {wrong}.*un `python -m bnrnn.prepare cnn_qa --from DIR`"):
+    with pytest.raises(BnrnnError, match=rf"{folder} {wrong}.*un `bnrnn-prepare cnn_qa --from DIR`"):
         CNNQA(str(tmp_path))
 
 

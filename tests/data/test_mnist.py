@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bnrnn import prepare
+from bnrnn.commands import prepare
 from bnrnn.data import mnist
 from bnrnn.data.base import sha256
 from bnrnn.data.mnist import SequentialMNIST, pixel_index, prepare_mnist
@@ -160,9 +160,9 @@ def test_no_network_says_where_to_put_the_files(small, tmp_path, monkeypatch):
 
 
 def test_what_is_missing_is_named_with_a_command_that_the_script_takes(tmp_path, capsys, monkeypatch):
-    with pytest.raises(BnrnnError, match=rf"`python -m bnrnn.prepare mnist --data-dir {tmp_path}`") as error:
+    with pytest.raises(BnrnnError, match=rf"`bnrnn-prepare mnist --data-dir {tmp_path}`") as error:
         mnist.load_mnist(tmp_path)
-    command = re.search(r"`python -m bnrnn.prepare ([^`]*)`", str(error.value))[1]
+    command = re.search(r"`bnrnn-prepare ([^`]*)`", str(error.value))[1]
     prepared = []
     monkeypatch.setitem(prepare.PREPARE, "mnist", prepared.append)
     monkeypatch.setattr("sys.argv", ["prepare", *command.split()])

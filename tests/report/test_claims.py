@@ -16,11 +16,11 @@ from torch import nn
 
 from bnrnn.config import ROOT, compose_config, sweep
 from bnrnn.errors import BnrnnError
-from bnrnn.files import write_record
 from bnrnn.inputs import IGNORE, Batch
 from bnrnn.report import analyses
 from bnrnn.report.claims import load_analysis, needed
 from bnrnn.report.judging import judge
+from bnrnn.system.files import write_record
 
 fig1a = load_analysis("cooijmans2016/fig1a")
 fig1b = load_analysis("cooijmans2016/fig1b")

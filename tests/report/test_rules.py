@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from bnrnn.errors import BnrnnError
-from bnrnn.report import outcomes, rules
-from bnrnn.report.outcomes import CONTRADICTED, HOLDS, UNDECIDED, Outcome
+from bnrnn.report import outcome as outcomes
+from bnrnn.report import rules
+from bnrnn.report.outcome import CONTRADICTED, HOLDS, UNDECIDED, Outcome
 from bnrnn.report.rules import Pairing
 from bnrnn.report.run import Run
 from bnrnn.training.results import Result

@@ -7,16 +7,16 @@ from math import exp
 import pytest
 
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_record, write_record
 from bnrnn.report import pages, plots, runs, tables, windows
 from bnrnn.report.claims import load_claim
-from bnrnn.report.outcome import check_results
 from bnrnn.report.runs import load_runs, longest, run_files
 from bnrnn.report.trained import trained_runs
+from bnrnn.system.files import read_record, write_record
 from bnrnn.training.cells import expand
 from bnrnn.training.checkpoint import MODEL
 from bnrnn.training.results import FILE, Result, config_record
 from bnrnn.training.search import apply_trial
+from bnrnn.training.states import check_results
 from tests.helpers import composed
 
 WORDS = "laurent2015/table2"

@@ -11,7 +11,7 @@ import pytest
 from bnrnn.config import ROOT
 from bnrnn.report.claims import claim_keys, load_claim
 from bnrnn.report.judging import JudgedTest
-from bnrnn.report.outcomes import Outcome
+from bnrnn.report.outcome import Outcome
 from bnrnn.report.runs import load_runs
 from bnrnn.report.site import api, claims_table, curves, experiment, front, missing, run_pages
 from bnrnn.report.site.filtered import filtered_table

@@ -11,16 +11,16 @@ import yaml
 
 from bnrnn.config import ROOT, compose_config, sweep
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_record, write_record
 from bnrnn.report import rule_history, rules
 from bnrnn.report.claims import claim_keys, load_claim
 from bnrnn.report.claims_page import claim_pages, render, render_claim, render_overview, render_short, summary
 from bnrnn.report.costs import hours_of
 from bnrnn.report.effects import TOO_WIDE, effect_in_words
 from bnrnn.report.judging import OWN, SCOPES, JudgedTest, judge, metrics_of, sides_of
-from bnrnn.report.outcomes import CONTRADICTED, HOLDS, UNDECIDED, Outcome
+from bnrnn.report.outcome import CONTRADICTED, HOLDS, UNDECIDED, Outcome
 from bnrnn.report.runs import load_runs
 from bnrnn.report.verdicts import AGREES, BY_PART, DISAGREES, NOT_RUN, TOO_FEW, Claim
+from bnrnn.system.files import read_record, write_record
 from tests.report.test_runs import change_recipe, put
 
 TABLE = "cooijmans2016/table1"

@@ -9,10 +9,10 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
-from bnrnn.files import writing
 from bnrnn.scan.lstm import triton as lstm
 from bnrnn.scan.triton_shared import launches, tuning
 from bnrnn.scan.triton_shared.tuning import Division, Size
+from bnrnn.system.files import writing
 
 H200 = "NVIDIA H200", 132
 

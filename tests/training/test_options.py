@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError
-from bnrnn.files import remove_empty
+from bnrnn.system.files import remove_empty
 from bnrnn.train import cli
 from bnrnn.training.device import choose_device
 from bnrnn.training.options import check_options, naming_nearest_key, options_with

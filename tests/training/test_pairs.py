@@ -12,11 +12,12 @@ from bnrnn.config import ROOT, target_of
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import CAPTIONS, QUESTIONS, SEQUENCES
 from bnrnn.layers import norm
-from bnrnn.report.runs import is_stale, load_runs
+from bnrnn.report.runs import load_runs
 from bnrnn.train import train
 from bnrnn.training.help import text
 from bnrnn.training.pairs import KINDS, check_pair, fitting, options
 from bnrnn.training.results import config_hash, config_record, identity
+from bnrnn.training.states import is_stale
 from tests.helpers import composed
 from tests.test_config import EXPERIMENTS, cells
 from tests.toy_captions import ToyCaptions

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bnrnn.errors import BnrnnError
-from bnrnn.files import read_record, write_record
+from bnrnn.system.files import read_record, write_record
 from bnrnn.training import results
 from bnrnn.training.device import hardware
 from bnrnn.training.pieces import joined

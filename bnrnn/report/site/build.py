@@ -9,13 +9,13 @@ from sphinx.util.console import nocolor
 
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
-from bnrnn.files import write_text
 from bnrnn.report.claims import claim_keys
 from bnrnn.report.pages import RESULTS, stored
 from bnrnn.report.site import curves, programs, source
 from bnrnn.report.site.experiment import page_of, plot_of
 from bnrnn.report.site.pages_of_site import PLOTS
 from bnrnn.report.site.run_pages import all_runs
+from bnrnn.system.files import write_text
 
 CONFIGURATION = ROOT / "docs" / "site"
 WORK = ROOT / "build" / "site"

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bnrnn.files import write_text
 from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim, rows_of
 from bnrnn.report.plots import EXPLODED, named
 from bnrnn.report.run import Run
 from bnrnn.report.runs import in_figures, longest
+from bnrnn.system.files import write_text
 
 UPDATES, SECONDS, EPOCHS = "updates", "seconds of training updates", "epochs"
 AXES = (UPDATES, SECONDS, EPOCHS)

@@ -9,7 +9,6 @@ from typing import Any
 import yaml
 
 from bnrnn.config import CONF, ROOT, sweep
-from bnrnn.files import read_text
 from bnrnn.report.claims import load_analysis, load_claim, load_paper
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.pages import RESULTS, measured_keys, stored
@@ -18,6 +17,7 @@ from bnrnn.report.runs import load_borrowed, load_runs
 from bnrnn.report.site import curves, missing
 from bnrnn.report.tables import render
 from bnrnn.report.unfinished import load_unfinished
+from bnrnn.system.files import read_text
 from bnrnn.training.cells import expand
 from bnrnn.training.results import config_record
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from bnrnn.report.claims import load_claim
 from bnrnn.report.markdown import NONE, markdown
-from bnrnn.report.progress import Known, load_known, nearest_speed, total_updates
 from bnrnn.training.cells import Cell, expand
+from bnrnn.training.progress import Known, load_known, nearest_speed, total_updates
 from bnrnn.training.results import FILE
 
 ABOUT = """The time of an update is that of the most similar runs that have been timed, on one core of a machine that \

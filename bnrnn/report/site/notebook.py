@@ -4,7 +4,7 @@ import base64
 import json
 from pathlib import Path
 
-from bnrnn.files import write_text
+from bnrnn.system.files import write_text
 
 
 def write(notebook: Path, page: Path) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from bnrnn.config import ROOT
-from bnrnn.files import write_text
 from bnrnn.report.claims import claim_keys, load_claim, load_paper, read_claims
 from bnrnn.report.markdown import markdown
 from bnrnn.report.pages import RESULTS, claims, measured_keys
 from bnrnn.report.site import api, claims_table, front, gallery, notebook, programs, run_pages
 from bnrnn.report.site.experiment import render_page, rendered, runs_of
 from bnrnn.report.verdicts import NOT_RUN
+from bnrnn.system.files import write_text
 
 FIGURES = (".png", ".svg")
 NOTEBOOK = "examples/gamma"

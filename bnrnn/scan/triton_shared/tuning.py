@@ -16,7 +16,7 @@ import triton
 from triton.runtime.errors import TritonError
 
 from bnrnn.errors import BnrnnError
-from bnrnn.files import write_json
+from bnrnn.system.files import write_json
 
 LOG = logging.getLogger("bnrnn")
 ROUNDS = 3  # of a measurement; the least time counts

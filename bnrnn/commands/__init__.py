@@ -1,0 +1,1 @@
+"""The commands behind the console scripts and the Makefile, one module each."""

@@ -1,0 +1,93 @@
+"""How the runs of a sweep stand: finished, failed, running or left."""
+
+import os
+from collections import Counter
+from functools import cache
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bnrnn.config import check_files, compose_config
+from bnrnn.errors import BnrnnError
+from bnrnn.system.locks import is_being_trained
+from bnrnn.training.cells import Cell
+from bnrnn.training.failures import failure
+from bnrnn.training.log import LOG
+from bnrnn.training.options import check_options, naming_nearest_key
+from bnrnn.training.results import FILE, Result, check_same_config, config_hash, config_record
+from bnrnn.training.search import apply_trial
+
+
+def state_of(cell: Cell, since: float) -> str:
+    """finished, failed (after a time), running or left. A run that has diverged is finished."""
+    if (cell.folder / FILE).exists():
+        return "finished"
+    return "failed" if failure(cell.folder, since) else "running" if is_being_trained(cell.folder) else "left"
+
+
+def check_cells(cells: list[Cell]) -> None:
+    """Raise BnrnnError for wrong options, as one message before anything is trained, and for results of others."""
+    with naming_nearest_key():
+        check_options(cells[0].cfg, cells[0].overrides)
+        check_results(cells)
+
+
+def check_results(cells: list[Cell]) -> None:
+    """Raise BnrnnError for a stored result that is damaged or was made with another configuration than its cell has."""
+    for cell in cells:
+        path = cell.folder / FILE
+        if path.exists():
+            result = Result.read(path)
+            if _named(result.overrides) != _named(cell.overrides):
+                raise BnrnnError(
+                    f"{path} is the result of another run ({', '.join(f'{k}={v}' for k, v in result.overrides.items())}"
+                    "): move its folder to that run, or remove it"
+                )
+            if is_stale(cell.experiment, cell.budget, result):  # composes only once for all seeds
+                check_same_config(result.config, config_record(cell.cfg), path)
+
+
+def _named(overrides: dict[str, str]) -> dict[str, str]:
+    """The overrides without deletions, whose values are not stored."""
+    return {key: value for key, value in overrides.items() if not key.startswith("~")}
+
+
+def summary(cells: list[Cell], since: float) -> str:
+    """The number of runs in each state, such as "3 of 8 finished, 1 failed, 4 left"."""
+    counts = Counter(state_of(cell, since) for cell in cells)
+    return ", ".join(f"{counts[s]} of {len(cells)} finished" if s == "finished" else f"{counts[s]} {s}"
+                     for s in ("finished", "running", "failed", "left") if counts[s] or s == "finished")  # fmt: skip
+
+
+def failures_of(cells: list[Cell], since: float) -> list[str]:
+    """A line for each run that has failed after a time: its overrides, the message and its log."""
+    return [failure_line(cell) for cell in cells if state_of(cell, since) == "failed"]
+
+
+def failure_line(cell: Cell) -> str:
+    """One line about a run that failed: its name, the error, and its log."""
+    return f"failed: {cell.title}: {failure(cell.folder)} (log: {os.path.relpath(cell.folder / LOG)})"
+
+
+@cache
+def _recipe(*overrides: str) -> DictConfig:
+    """A cached configuration: composing takes a good part of a second."""
+    return compose_config(*overrides)
+
+
+def is_stale(key: str, budget: str, result: Result) -> bool:
+    """Whether the recipe of an experiment has changed since this result was made.
+
+    A result is also stale if the recipe no longer has one of its overrides, because an option was renamed or removed.
+    """
+    overrides = {k: v for k, v in result.overrides.items() if k != "seed"}
+    choices = [k if k.startswith("~") and not v else f"{k}={v}" for k, v in overrides.items()]
+    try:
+        recipe = _recipe(f"experiment={key}", f"budget={budget}", *choices).copy()
+        if "seed" in result.overrides:
+            OmegaConf.update(recipe, "seed", int(result.overrides["seed"]))
+        return config_hash(config_record(apply_trial(recipe))) != result.config_hash
+    except (BnrnnError, HydraException, OmegaConfBaseException):
+        check_files()
+        return True

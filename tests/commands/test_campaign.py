@@ -1,0 +1,438 @@
+"""The campaign: real workers on tiny runs, stopped, killed and started again."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from bnrnn.commands import campaign
+from bnrnn.commands.campaign import Options, in_order, parse, run_campaign
+from bnrnn.commands.workers import work
+from bnrnn.config import ROOT
+from bnrnn.errors import BnrnnError
+from bnrnn.system import processes
+from bnrnn.system.locks import LOCK, is_being_trained
+from bnrnn.train import train
+from bnrnn.training import workers
+from bnrnn.training.checkpoint import CHECKPOINT
+from bnrnn.training.failures import failure
+from bnrnn.training.log import read_jsonl
+from bnrnn.training.progress import FIELDS, load_entries, load_known, render, total_updates
+from bnrnn.training.results import Result
+from tests.test_config import EXPERIMENTS
+from tests.test_train import interrupt_at, without_time
+
+TINY = ["model.hidden_size=8", "budget.eval_every=20", "budget.eval_batches=1", "budget.population_batches=1",
+        "log_every=5"]  # fmt: skip
+
+
+def entry(*overrides: str, updates: int | str = 5, **keys: object) -> dict[str, object]:
+    given = {"experiment": "quickstart", "overrides": [*TINY, f"budget.updates={updates}", *overrides], "seeds": "0"}
+    return given | {"claims": ["Q1"], "hours": 0.5} | keys
+
+
+def write(folder: Path, *entries: dict[str, object]) -> Options:
+    """The options of a campaign with these entries, in this folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / "campaign.yaml").write_text(yaml.safe_dump(list(entries)))
+    return Options(hours=1.0, file=folder / "campaign.yaml", out_dir=folder / "results")
+
+
+def cells_of(options: Options) -> list:
+    return in_order(load_entries(options.file, options.out_dir), "")
+
+
+def start(options: Options) -> subprocess.Popen:
+    given = [f"{key}={getattr(options, key)}" for key in ("hours", "jobs", "file", "out_dir")]
+    command = [sys.executable, "-m", "bnrnn.commands.campaign", *given]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(condition, process: subprocess.Popen | None = None) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end and (process is None or process.poll() is None)
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def hold(folder: Path):
+    """An open file that holds the lock of a run, like a process that trains the run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / LOCK).open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def test_a_worker_trains_in_order_what_is_neither_finished_nor_being_trained(tmp_path, capsys):
+    cells = cells_of(write(tmp_path, entry("model=bn_lstm", seeds="0,1"), entry("model=lstm", seeds="0,1")))
+    train(cells[1].cfg, cells[1].folder, cells[1].overrides)
+    capsys.readouterr()
+    failed = set()
+    with hold(cells[2].folder):
+        work(cells, 0.0, failed)
+    begun = [line for line in capsys.readouterr().out.splitlines() if "from the start" in line]
+    assert [line.split(": ")[0] for line in begun] == [cells[0].title, cells[3].title]
+    assert failed == set() and not (cells[2].folder / "result.json").exists()
+    stored = Result.read(cells[0].folder / "result.json")
+    assert stored.overrides == cells[0].overrides and stored.updates == 5
+
+
+def test_a_worker_takes_the_next_run_if_another_was_faster(tmp_path, monkeypatch):
+    cells = cells_of(write(tmp_path, entry("model=lstm", seeds="0,1")))
+    monkeypatch.setattr(workers, "is_being_trained", lambda folder: len(tried) > 0 and folder == cells[0].folder)
+    tried = []
+    monkeypatch.setattr(workers, "train", lambda *run: tried.append(run[1]) or train(*run))
+    failed = set()
+    with hold(cells[0].folder):
+        work(cells, 0.0, failed)
+    assert tried == [cells[0].folder, cells[1].folder] and failed == set()
+
+
+def test_a_run_that_fails_does_not_stop_the_others_even_if_it_is_a_bug(tmp_path, monkeypatch, capsys):
+    cells = cells_of(write(tmp_path, entry("grad_klip=3"), entry("model=lstm", seeds="0,1")))
+
+    def train_or_fail(cfg, folder, *rest):
+        if folder == cells[2].folder:
+            raise RuntimeError("a bug")
+        return train(cfg, folder, *rest)
+
+    monkeypatch.setattr(workers, "train", train_or_fail)
+    failed, before = set(), time.time() - 1
+    work(cells, before, failed)
+    assert failed == {cell.folder for cell in cells[:3]}
+    assert "grad_klip" in failure(cells[0].folder)
+    assert failure(cells[2].folder) == "RuntimeError: a bug"
+    assert "in train_or_fail" in (cells[2].folder / "run.log").read_text()
+    output = capsys.readouterr()
+    assert "Traceback" in output.err and f"{cells[2].title} failed: RuntimeError: a bug\n" in output.out
+    assert (cells[3].folder / "result.json").exists()
+    work(cells, before, set())
+    assert "failed" not in capsys.readouterr().out, "another worker does not try them again"
+    monkeypatch.setattr(workers, "train", train)
+    work(cells, time.time() + 1, failed := set())
+    assert failed == {cell.folder for cell in cells[:2]} and failure(cells[2].folder) is None, "a later one does"
+
+
+def test_a_folder_may_have_an_apostrophe_in_its_name(tmp_path):
+    (cell,) = cells_of(write(tmp_path / "o'b", entry("model=lstm")))
+    assert cell.folder.is_relative_to(tmp_path / "o'b/results") and cell.cfg.out_dir == str(tmp_path / "o'b/results")
+
+
+def test_one_worker_begins_with_the_long_runs_and_the_others_leave_them_for_last(tmp_path):
+    options = write(tmp_path, entry("model=lstm"), entry("model=bn_lstm", lane="long"), entry("data=digits", seeds="1"))
+    titles = {lane: [c.title for c in in_order(load_entries(options.file, options.out_dir), lane)]
+              for lane in ("", "long", "short")}  # fmt: skip
+    first, long, *last = titles[""]
+    assert titles["long"] == [long, first, *last]
+    assert titles["short"] == [first, *last, long]
+
+
+@pytest.mark.slow
+def test_two_workers_share_the_runs_a_failed_one_is_listed_last_and_the_status_is_1(tmp_path):
+    options = write(tmp_path, entry(f"data_dir={tmp_path}", "data=smnist", "model=lstm"), entry(seeds="0"))
+    options.jobs = 2
+    process = start(options)
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 1, output
+    cells = cells_of(options)
+    assert all((cell.folder / "result.json").exists() for cell in cells[1:])
+    for cell in cells[1:]:
+        assert output.count(f"{cell.title}: ") and output.count("from the start") == 2
+        assert output.count(f"{cell.title}: finished") == 1
+    assert "resumed" not in output and "Traceback" not in output
+    *_, before, last = output.splitlines()
+    assert last.startswith(f"{cells[0].title} failed: ") and "run `make data`" in last
+    assert "2 of 3 runs are done" in before
+
+
+@pytest.mark.slow
+def test_stopped_when_its_time_is_over_it_resumes_bit_for_bit(tmp_path, monkeypatch, capfd):
+    recipe = entry("model=bn_lstm", "data.state_noise=0.1", updates=60)
+    whole, stopped = (write(tmp_path / name, recipe) for name in ("whole", "stopped"))
+    (reference,), (cell,) = cells_of(whole), cells_of(stopped)
+
+    def now() -> float:
+        """The clock jumps past the end as soon as the run has made a few updates."""
+        return 1e9 if len(read_jsonl(cell.folder / "metrics.jsonl")) > 3 else 0.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(campaign, "time", SimpleNamespace(sleep=time.sleep, monotonic=now))
+        assert run_campaign(stopped) == 0
+    output = capfd.readouterr().out
+    assert "SIGTERM: saved" in output and f"begun: {cell.title}, " in output and "0 of 1 runs are done" in output
+    assert (cell.folder / CHECKPOINT).exists() and not (cell.folder / "result.json").exists()
+
+    assert run_campaign(stopped) == 0
+    output = capfd.readouterr().out
+    assert f"{cell.title}: " in output and "resumed at update" in output and "1 of 1 runs are done" in output
+    undisturbed = train(reference.cfg, reference.folder, reference.overrides)
+    assert without_time(cell.folder) == without_time(reference.folder)
+    resumed = Result.read(cell.folder / "result.json")
+    assert (resumed.metrics, resumed.best_update) == (undisturbed.metrics, undisturbed.best_update)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_workers_and_is_the_exit_status(tmp_path, monkeypatch, capsys, number):
+    options = write(tmp_path, entry("model=lstm"))
+    options.jobs = 2
+    started = []
+
+    def start_worker(given: Options, lane: str) -> subprocess.Popen:
+        started.append(subprocess.Popen(["sleep", "60"]))
+        if lane == "short":
+            os.kill(os.getpid(), number)
+        return started[-1]
+
+    monkeypatch.setattr(campaign, "_start", start_worker)
+    with pytest.raises(SystemExit) as stopped:
+        run_campaign(options)
+    assert stopped.value.code == 128 + number
+    assert [w.returncode for w in started] == [-signal.SIGTERM] * 2
+    assert capsys.readouterr().out.endswith("not measured.\n")
+
+
+def test_a_worker_that_is_killed_in_a_run_is_replaced_and_the_second_time_the_run_has_failed(tmp_path, monkeypatch):
+    options, started = write(tmp_path, entry("model=lstm", seeds="0,1")), []
+    bad, good = cells_of(options)
+
+    def start_worker(given: Options, lane: str) -> subprocess.Popen:
+        assert given.alone == ((bad.folder,) if started else ())
+        code = f"""
+import os, signal
+from pathlib import Path
+from bnrnn.training import workers
+from bnrnn.commands.campaign import Options, in_order
+from bnrnn.training.progress import load_entries
+from bnrnn.train import train
+from bnrnn.system.locks import locked
+def die(cfg, folder, *rest):
+    if folder.name == {bad.folder.name!r}:
+        folder.mkdir(exist_ok=True, parents=True)
+        with locked(folder):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return train(cfg, folder, *rest)
+workers.train = die
+cells = in_order(load_entries(Path({str(given.file)!r}), Path({str(given.out_dir)!r})), "")
+raise SystemExit(workers.run_worker(cells, {given.since}))
+"""
+        started.append(subprocess.Popen([sys.executable, "-c", code]))
+        return started[-1]
+
+    monkeypatch.setattr(campaign, "_start", start_worker)
+    assert run_campaign(options) == 1
+    assert [worker.returncode for worker in started] == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert failure(bad.folder).startswith("its process was killed by SIGKILL, and another ended before")
+    assert Result.read(good.folder / "result.json").status == "finished"
+
+
+def test_the_device_of_a_campaign_is_that_of_its_runs(tmp_path):
+    options = write(tmp_path, entry("model=lstm"))
+    assert parse(["hours=1", f"file={options.file}", "device=cpu"]).device == "cpu"
+    (cell,) = in_order(load_entries(options.file, options.out_dir, "cpu"), "")
+    assert cell.cfg.device == "cpu" and cell.folder == cells_of(options)[0].folder
+    with pytest.raises(BnrnnError, match="device=tpu is not valid"):
+        parse(["hours=1", "device=tpu"])
+
+
+def test_progress_is_known_without_a_length_and_beside_a_damaged_run(tmp_path, capsys):
+    options = write(tmp_path, entry("model=lstm", "+budget.epochs=1", updates="null"))
+    (cell,) = cells_of(options)
+    assert total_updates(cell, []) is None
+    (cell.folder.parent / "data=digits").mkdir(parents=True)
+    (cell.folder.parent / "data=digits" / "metrics.jsonl").write_text("{\n")
+    assert load_known(cell.folder.parent.parent) == []
+    assert "left out: " in capsys.readouterr().err
+
+
+def test_a_killed_worker_is_reported(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(campaign, "_start", lambda *_: subprocess.Popen(["sh", "-c", "kill -9 $$"]))
+    assert run_campaign(write(tmp_path, entry("model=lstm"))) == 1
+    assert capsys.readouterr().out.endswith("a worker ended with exit status -9: see its message above\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: a worker cannot follow a killed parent elsewhere")
+def test_kill_9_of_the_campaign_leaves_no_worker_and_loses_nothing(tmp_path):
+    options = write(tmp_path, entry("model=lstm", updates=100_000))
+    (cell,) = cells_of(options)
+    process = start(options)
+    wait_for(lambda: read_jsonl(cell.folder / "metrics.jsonl"), process)
+    (worker,) = children(process.pid)
+    assert os.getpriority(os.PRIO_PROCESS, worker) == 19
+    process.kill()
+    output, _ = process.communicate(timeout=120)
+    wait_for(lambda: not is_alive(worker))
+    assert process.returncode == -signal.SIGKILL
+    assert "SIGTERM: saved" in output and (cell.folder / CHECKPOINT).exists()
+    assert not is_being_trained(cell.folder)
+
+
+def test_a_worker_stops_at_once_between_two_runs(tmp_path, monkeypatch):
+    cells = cells_of(write(tmp_path, entry("model=lstm")))
+    monkeypatch.setattr(workers, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit, match="SIGTERM: stopped between"):
+        work(cells, 0.0, set())
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_worker_whose_parent_has_ended_does_not_begin(tmp_path, monkeypatch, capsys):
+    options = write(tmp_path, entry("model=lstm"))
+    options.parent = 2**30  # which is not os.getppid()
+    monkeypatch.setattr(processes.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
+    monkeypatch.setattr(os, "setpriority", lambda *_: None)
+    monkeypatch.setenv("TQDM_DISABLE", "")  # put back afterwards
+    assert campaign.run_nicely(options) == 128 + signal.SIGTERM
+    assert capsys.readouterr().out.startswith("SIGTERM: stopped")
+    assert not options.out_dir.exists()
+
+
+def test_begun_runs_leave_compressed_checkpoints_for_another_checkout(tmp_path, monkeypatch, capsys):
+    options = write(tmp_path, entry("model=lstm", seeds="0,1", updates=20))
+    first, second = cells_of(options)
+    with pytest.raises(SystemExit):
+        interrupt_at(11, first.cfg, first.folder)
+    campaign.compress(options)
+    small = first.folder / f"{CHECKPOINT}.gz"
+    assert small.exists() and f"{small}: compressed" in capsys.readouterr().out and not second.folder.exists()
+    (first.folder / CHECKPOINT).unlink()
+    assert f"begun: {first.title}" in render(load_entries(options.file, options.out_dir), options.out_dir)
+    train(first.cfg, first.folder, first.overrides)
+    train(first.cfg, tmp_path / "undisturbed", first.overrides)
+    assert without_time(first.folder) == without_time(tmp_path / "undisturbed") and not small.exists()
+    monkeypatch.setattr(campaign, "LARGEST", 10)
+    with pytest.raises(SystemExit):
+        interrupt_at(11, second.cfg, second.folder)
+    campaign.compress(options)
+    assert "more than 10 bytes, not compressed" in capsys.readouterr().out
+
+
+def test_the_page_shows_finished_running_begun_and_left_runs(tmp_path):
+    options = write(tmp_path, entry("model=lstm", seeds="0,1,2,3", updates=20), entry("model=rnn", updates=20, why="x"),
+                    entry("model=bn_lstm", "optim.lr=1e37", updates=20))  # fmt: skip
+    finished, running, begun, left, other, diverged = cells_of(options)
+    for cell in (finished, diverged):
+        train(cell.cfg, cell.folder, cell.overrides)
+    for cell in (running, begun):
+        with pytest.raises(SystemExit):
+            interrupt_at(11, cell.cfg, cell.folder)
+    with hold(running.folder):
+        page = render(load_entries(options.file, options.out_dir), options.out_dir)
+    first, second, third = page.splitlines()[2:5]
+    assert "| 1 of 4 | seed=1 10/20 | 1 | 1 | 0.0 |" in first and "model=lstm" in first and first.endswith("| Q1 |")
+    assert "| 0 of 1 | – | 0 | 1 | 0.0 |" in second, "the speed of the other models"
+    assert "| 1 of 1 (1 diverged) | – | 0 | 0 | 0.0 |" in third
+    assert f"running: {running.title}, 10/20 updates, 0.0 hours left" in page
+    assert f"begun: {begun.title}, 10/20 updates, 0.0 hours left" in page
+    assert left.title not in page and other.title not in page
+    assert "2 of 6 runs are done. The others take 0.0 core hours" in page
+    assert not (left.folder).exists() and not (other.folder).exists()
+
+
+def test_without_a_measured_speed_the_hours_are_those_of_the_file_and_marked(tmp_path):
+    options = write(tmp_path, entry("model=lstm", seeds="0,1", hours=3), entry("model=bn_lstm", hours=40))
+    page = render(load_entries(options.file, options.out_dir), options.out_dir)
+    assert "| 0 of 2 | – | 0 | 2 | ~3.0 |" in page and "The others take ~43.0 core hours" in page
+
+
+def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
+    entries = yaml.safe_load((ROOT / "conf" / "campaign.yaml").read_text())
+    assert all(set(given) <= set(FIELDS) for given in entries)
+    existing = [given for given in entries if given["experiment"] in EXPERIMENTS]
+    options = write(tmp_path, *existing)
+    loaded = load_entries(options.file, options.out_dir)
+    assert len(loaded) == len(existing) > 5 and all(e.cells for e in loaded)
+    folders = [cell.folder for e in loaded for cell in e.cells]
+    assert len(set(folders)) == len(folders), "no run is in two entries"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hours=abc"], "hours=abc is not valid: expected a number of hours above 0"),
+        (["hours=-1"], "hours=-1 is not valid"),
+        (["hours=0"], "hours=0 is not valid"),
+        (["hours=1", "jobs=0"], "jobs=0 is not valid: expected a number of workers"),
+        (["hours=1", "pack=0"], "pack=0 is not valid: expected a number of runs that train together, such as pack=8"),
+        (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not valid: expected a file that exists"),
+        (
+            ["hours=1", "gobs=2"],
+            "gobs=2 is not an option of `train`: use hours=..., jobs=..., pack=..., device=..., file=..., out_dir=...",
+        ),
+        (["jobs=1"], "hours=... is missing"),
+        (["stats"], "stats is not a command of bnrnn-campaign: use hours=3 jobs=2, status, work or compress"),
+        (["status", "hours=1"], "hours=1 is not an option of `status`: use file=..., out_dir=..."),
+    ],
+)
+def test_an_impossible_option_is_named(arguments, message):
+    with pytest.raises(BnrnnError) as caught:
+        parse(arguments)
+    assert message in str(caught.value)
+
+
+def test_a_campaign_hands_the_size_of_its_packs_to_its_workers(monkeypatch):
+    commands = []
+    monkeypatch.setattr(campaign.subprocess, "Popen", lambda command, **options: commands.append(command))
+    for given in ([], ["pack=4"]):
+        campaign._start(parse(["hours=1", *given]), "long")
+    worked = [parse(command[command.index("work") :]) for command in commands]
+    assert [options.pack for options in worked] == [None, 4] and {options.lane for options in worked} == {"long"}
+    sizes = []
+    monkeypatch.setattr(campaign, "run_worker", lambda cells, since, parent, pack, alone: sizes.append(pack) or 0)
+    monkeypatch.setattr(campaign, "load_entries", lambda *_: [])
+    monkeypatch.setattr(os, "setpriority", lambda *_: None)
+    assert campaign.run_nicely(worked[1]) == 0 and sizes == [4]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (entry(gpu=1), "entry 1 has the unknown keys gpu: use experiment, seeds"),
+        ({"experiment": "quickstart"}, "entry 1 has no seeds: add it"),
+        (entry(seeds="0-3"), "entry 1 has seeds: '0-3', expected such as"),
+        (entry(claims="C2"), "entry 1 has claims: 'C2', expected a list"),
+        (entry(hours=0), "entry 1 has hours: 0, expected a number above 0"),
+        (entry(lane="short"), "entry 1 has lane: 'short', expected long"),
+        (entry("seed=3"), "entry 1 has the override seed=3: use the key"),
+        (entry("model"), "entry 1: "),
+        (
+            entry(experiment="cooijmans2016/table9"),
+            "experiment=cooijmans2016/table9 is unknown: conf/experiment/cooijmans2016/table9.yaml",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_campaign_file_is_named(tmp_path, given, message):
+    options = write(tmp_path, given)
+    with pytest.raises(BnrnnError) as caught:
+        load_entries(options.file, options.out_dir)
+    assert message in str(caught.value) and str(options.file) in str(caught.value)
+
+
+def test_a_campaign_file_that_is_no_list_is_named(tmp_path):
+    (tmp_path / "campaign.yaml").write_text("experiment: quickstart\n")
+    with pytest.raises(BnrnnError, match="must be a list of entries"):
+        load_entries(tmp_path / "campaign.yaml", tmp_path)
+    (tmp_path / "campaign.yaml").write_text("- [unclosed")
+    with pytest.raises(BnrnnError, match="cannot be read"):
+        load_entries(tmp_path / "campaign.yaml", tmp_path)
+
+
+def test_an_error_of_the_command_is_one_line_without_a_traceback(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["bnrnn-campaign", "jobs=many"])
+    with pytest.raises(SystemExit) as ended:
+        campaign.cli()
+    assert ended.value.code == "error: jobs=many is not valid: expected a number of workers, such as jobs=2"

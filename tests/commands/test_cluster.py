@@ -1,0 +1,439 @@
+"""The cluster's command and its tasks, with small programs for Slurm's. test_slurm.py uses a real Slurm."""
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bnrnn.commands import cluster, slurm
+from bnrnn.commands.cluster import NEVER, describe, launcher_options, render_status, submissions, sweeps, wait
+from bnrnn.commands.slurm import Queued, Task, folder_of, is_preempted, queued
+from bnrnn.commands.workers import run_team
+from bnrnn.config import CONF, ROOT
+from bnrnn.errors import BnrnnError, lacks_memory
+from bnrnn.system import locks as lock
+from bnrnn.system.files import write_json
+from bnrnn.system.locks import NoLocks, check_locks, is_being_trained, locked
+from bnrnn.train import train
+from bnrnn.training import workers
+from bnrnn.training.cells import Cell, expand
+from bnrnn.training.failures import failure, record_failure
+from bnrnn.training.results import Result
+from bnrnn.training.stop import Stop
+from tests.test_train import interrupt_at
+
+TINY = ["experiment=quickstart", "budget=smoke", "model=lstm", "model.hidden_size=8", "device=cpu"]
+SBATCH = r"""#!/usr/bin/env bash
+# Starts every task of a job array at once, as a cluster with room would.
+cp "${@: -1}" "$STUB/submitted.sh"
+range=$(sed -n 's/^#SBATCH --array=\([0-9-]*\).*/\1/p' "$STUB/submitted.sh")
+for task in $(seq "${range%-*}" "${range#*-}"); do
+  env SLURM_JOB_ID=$((100 + task)) SLURM_ARRAY_JOB_ID=77 SLURM_ARRAY_TASK_ID=$task SLURM_JOB_NODELIST=localhost \
+    SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 \
+    bash "$STUB/submitted.sh" >"$STUB/$task.log" 2>&1 </dev/null &
+done
+echo "Submitted batch job 77"
+"""
+SRUN = """#!/usr/bin/env bash
+while [[ "$1" == -* ]]; do case "$1" in --output|--error) shift 2;; *) shift;; esac; done
+exec "$@"
+"""
+SQUEUE = """#!/usr/bin/env bash
+printf '77|0|RUNNING|n1|None\\n77|1|PENDING||Resources\\n5|N/A|RUNNING|n2|None\\n'
+"""
+
+
+def cells_in(folder: Path, *overrides: str) -> list[Cell]:
+    return expand([*TINY, f"out_dir={folder}", *overrides])
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def path_of_programs(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'stub'}:{os.environ['PATH']}")
+    return tmp_path / "stub"
+
+
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    monkeypatch.setattr(cluster, "POLL", 0)
+
+
+@pytest.mark.slow
+def test_a_submission_has_the_configured_resources_and_its_workers_train_every_cell(tmp_path: Path):
+    stub = tmp_path / "stub"
+    for name, text in {"sbatch": SBATCH, "srun": SRUN, "squeue": SQUEUE}.items():
+        program(stub, name, text)
+    env = {**os.environ, "PATH": f"{stub}:{os.environ['PATH']}", "STUB": str(stub), "WANDB_MODE": "disabled"}
+    sweep = [*TINY, "model=lstm,bn_lstm", "seed=0", f"out_dir={tmp_path}"]
+    command = [sys.executable, "-m", "bnrnn.commands.cluster", "submit", *sweep, "hydra.launcher.partition=gpu",
+               "hydra.launcher.workers=64", 'hydra.launcher.setup=["echo ready"]']  # fmt: skip
+    run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=180)
+    logs = "\n".join(path.read_text() for path in stub.glob("*.log"))
+    assert run.returncode == 0, run.stdout + run.stderr + logs
+    first, *others, last = run.stdout.splitlines()
+    assert first == "job 77: 2 workers for 2 unfinished runs of quickstart"
+    assert last == "2 of 2 finished" and "  cancel  scancel 77" in others
+    assert any("1 running (n1), 1 pending (Resources)" in line for line in others)
+    results = [Result.read(p) for p in tmp_path.glob("quickstart/smoke/*/result.json")]
+    assert {r.overrides["model"] for r in results} == {"lstm", "bn_lstm"}
+    script = (stub / "submitted.sh").read_text()
+    for line in ("partition=gpu", "gpus-per-node=1", "time=720", "array=0-1%2", "requeue", "job-name=quickstart",
+                 "signal=USR2@120", "mem=16GB"):  # fmt: skip
+        assert f"#SBATCH --{line}\n" in script
+    assert "\necho ready\n" in script and "--export=ALL" in script and "null" not in script
+    assert subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True).stdout.splitlines() == [
+        "quickstart: nothing is left to train, so nothing was submitted",
+        "2 of 2 finished",
+    ]
+
+
+def test_a_pack_needs_one_worker_for_its_runs(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(cluster, "_sbatch", lambda task, workers, *_: asked.append(workers) or "7")
+    sweep = [*TINY, "model=lstm", "seed=0,1,2,3", f"out_dir={tmp_path}"]
+    for size in ("1", "4", "3", "null"):
+        cluster.submit([*sweep, f"pack={size}"])
+    assert asked == [4, 1, 2, 4]
+    with pytest.raises(BnrnnError, match="pack must be at least 1, got 0"):
+        cluster.submit([*sweep, "pack=0"])
+
+
+def test_every_option_is_in_the_file_and_an_unknown_one_is_an_error(tmp_path):
+    (cell,) = cells_in(tmp_path, "seed=0")
+    options = launcher_options(["hydra.launcher.qos=long"], cell)
+    assert options["qos"] == "long" and options["name"] == "quickstart"
+    assert set(options) == set(yaml.safe_load((CONF / "hydra" / "launcher" / "slurm.yaml").read_text()))
+    with pytest.raises(Exception, match="partitoin"):
+        launcher_options(["hydra.launcher.partitoin=gpu"], cell)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("grad_clip=abc", "grad_clip=abc is not valid: expected a number from 0"),
+        ("model.hiden_size=3", "Could not override 'model.hiden_size': did you mean model.hidden_size?"),
+        ("hydra.launcher.timeout_min=abc", "hydra.launcher.timeout_min=abc is not valid: expected a whole number"),
+        ("hydra.launcher.workers=0", "hydra.launcher.workers=0 is not valid: expected a whole number from 1"),
+        ("hydra.launcher.setup=x", "hydra.launcher.setup=x is not valid: expected a list of texts"),
+        ("hydra.launcher.max_num_timeout=x", "hydra.launcher.max_num_timeout=x is not valid"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_queued(tmp_path, monkeypatch, override, message):
+    monkeypatch.setattr(cluster, "_sbatch", lambda *_: pytest.fail("queued"))
+    monkeypatch.setattr(sys, "argv", ["bnrnn-cluster", "submit", *TINY, f"out_dir={tmp_path}", override])
+    with pytest.raises(SystemExit) as ended:
+        cluster.cli()
+    assert str(ended.value.code).startswith(f"error: {message}") and not list(tmp_path.iterdir())
+
+
+def test_train_says_how_to_submit():
+    command = [sys.executable, "-m", "bnrnn.train", "experiment=quickstart", "hydra/launcher=slurm"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 1 and run.stderr.startswith("error: hydra/launcher=slurm submits workers")
+
+
+def test_the_queue_is_that_of_the_given_jobs(path_of_programs):
+    program(path_of_programs, "squeue", SQUEUE)
+    assert [task.name for task in queued({"77"})] == ["77_0", "77_1"]
+    assert [task.name for task in queued({"5"})] == ["5"] and queued(set()) == []
+    assert describe(queued({"77", "5"})) == "workers: 2 running (n1, n2), 1 pending (Resources)"
+    assert describe([]) == "workers: none"
+
+
+def test_only_a_job_in_its_grace_time_is_preempted(path_of_programs, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    for answer, expected in [("RUNNING N/A", False), ("RUNNING 2026-01-01T00:00:00", True), ("", False),
+                             ("COMPLETING 2026-01-01T00:00:00", False), ("'; exit 1 #", False)]:  # fmt: skip
+        program(path_of_programs, "squeue", f"#!/bin/sh\necho '{answer}'\n")
+        assert is_preempted() is expected, answer
+
+
+@pytest.mark.parametrize("reason", ["PartitionTimeLimit", "BadConstraints", "QOSMaxWallDurationPerJobLimit",
+                                    "InvalidAccount", "QOSNotAllowed", "PartitionNodeLimit"])  # fmt: skip
+def test_workers_that_can_never_start_are_cancelled(tmp_path, monkeypatch, path_of_programs, quick, reason):
+    program(path_of_programs, "scancel", f"#!/bin/sh\necho $@ >>{tmp_path}/cancelled\n")
+    cells = cells_in(tmp_path, "seed=0")
+    monkeypatch.setattr(cluster, "queued", lambda jobs: [Queued("7", "7_0", "PENDING", reason, "")])
+    with pytest.raises(BnrnnError, match=f"can never start; Slurm's reason is {reason}"):
+        wait(cells)
+    assert (tmp_path / "cancelled").read_text() == "7\n"
+
+
+def test_workers_that_only_wait_are_not():
+    assert not any(
+        map(NEVER.match, ("None", "Priority", "Resources", "BeginTime", "JobHeldUser", "QOSMaxJobsPerUserLimit"))
+    )
+
+
+def test_waiting_ends_when_no_worker_is_left_and_lists_what_is_not_finished(tmp_path, monkeypatch, capsys, quick):
+    finished, failed, left = cells = cells_in(tmp_path, "seed=0,1,2")
+    train(finished.cfg, finished.folder, finished.overrides)
+    failed.folder.mkdir()
+    folder = folder_of(cells)
+    folder.mkdir()
+    write_json(folder / "7.json", {"arguments": [], "since": 0.0, "workers": 1})
+    (folder / "7_0_0_log.out").write_text("begun\nstopped by someone\nsrun: error: n1: task 0: Exited\n")
+    record_failure(failed.folder, "no data")
+    answers = iter(
+        [BnrnnError("squeue does not answer (down)"), [Queued("7", "7_0", "RUNNING", "None", "n1")], [], [], []]
+    )
+
+    def asked(jobs):
+        assert set(jobs) == {"7"}
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(cluster, "queued", asked)
+    capsys.readouterr()
+    assert wait(cells) == 1
+    first, ended, of_failed, last = capsys.readouterr().out.splitlines()
+    assert first.endswith("1 of 3 finished, 1 failed, 1 left; squeue does not answer (down)")
+    assert ended.endswith("slurm/7_0_0_log.out ends with: stopped by someone")
+    assert of_failed == f"failed: {failed.title}: no data (log: {os.path.relpath(failed.folder)}/run.log)"
+    assert last == "1 of 3 finished, 1 failed, 1 left; no worker is left: submit again to resume"
+    assert not left.folder.exists()
+
+
+def test_a_run_that_failed_before_the_submission_is_not_over(tmp_path):
+    (cell,) = cells_in(tmp_path, "seed=0")
+    cell.folder.mkdir(parents=True)
+    record_failure(cell.folder, "earlier")
+    time_of = (cell.folder / "failed.txt").stat().st_mtime
+    assert slurm.is_over(cell, time_of - 1) and not slurm.is_over(cell, time_of + 1)
+
+
+def test_the_status_lists_every_run_of_all_submitted_sweeps(tmp_path, monkeypatch):
+    finished, running, begun, failed, queued_one = cells = cells_in(tmp_path, "seed=0,1,2,3,4", "budget.updates=20")
+    train(finished.cfg, finished.folder, finished.overrides)
+    for cell in (running, begun):
+        with pytest.raises(SystemExit):
+            interrupt_at(11, cell.cfg, cell.folder)
+    failed.folder.mkdir()
+    record_failure(failed.folder, "no data")
+    arguments = [*TINY, f"out_dir={tmp_path}", "budget.updates=20"]
+    folder_of(cells).mkdir()
+    for job, seeds in (("7", "0,1,2"), ("8", "2,3,4")):
+        write_json(folder_of(cells) / f"{job}.json", {"arguments": [*arguments, f"seed={seeds}"], "since": 0.0})
+    monkeypatch.setattr(cluster, "queued", lambda jobs: [Queued("7", "7_0", "PENDING", "Priority", "")])
+    assert set(submissions(folder_of(cells))) == {"7", "8"}
+    (listed,) = sweeps([f"out_dir={tmp_path}"])
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    with locked(running.folder):
+        page = render_status(listed)
+    rows = {int(m[1]): m[2] for m in re.finditer(r"^\| .*seed=(\d) \| (.*) \|$", page, re.MULTILINE)}
+    assert rows[0].startswith("finished | – | 20/20 |") and rows[2].startswith("begun | – | 10/20 |")
+    assert re.fullmatch(rf"running \| process {os.getpid()} on \S+, Slurm job 12 \| 10/20 \| [\d.]+ \| 0.0", rows[1])
+    assert rows[3].startswith("failed | – | 0/20 |") and rows[4].startswith("queued | – | 0/20 |")
+    assert f"failed: {failed.title}: no data (log: " in page
+    assert page.endswith("1 queued; workers: 1 pending (Priority)\n")
+    assert not queued_one.folder.exists() and sweeps([f"out_dir={tmp_path / 'empty'}"]) == []
+    with pytest.raises(BnrnnError, match="seed=0 needs an experiment"):
+        sweeps(["seed=0"])
+
+
+def test_a_damaged_submission_and_one_of_a_removed_experiment_hide_no_others(tmp_path, capsys):
+    for name, content in {
+        "a": {"arguments": [*TINY, f"out_dir={tmp_path}", "seed=0"], "since": 0.0},
+        "b": {},
+        "c": {"arguments": ["experiment=removed"], "since": 0.0},
+    }.items():
+        (tmp_path / name / "slurm").mkdir(parents=True)
+        write_json(tmp_path / name / "slurm/1.json", content)
+    ((cell,),) = sweeps([f"out_dir={tmp_path}"])
+    assert cell.overrides["seed"] == "0"
+    output = capsys.readouterr().out
+    assert "b/slurm/1.json is not a submission (expected arguments and since): remove it\n" in output
+    assert "experiment=removed is unknown" in output
+
+
+def test_a_killed_worker_is_replaced_and_a_run_that_kills_it_twice_has_failed(tmp_path, monkeypatch, capfd):
+    bad, good = cells = cells_in(tmp_path, "seed=0,1")
+
+    def train_or_die(cfg, folder, *rest):
+        if folder == bad.folder:
+            folder.mkdir(exist_ok=True, parents=True)
+            with locked(folder), (folder / "deaths").open("a") as file:
+                file.write("x")
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return train(cfg, folder, *rest)
+
+    monkeypatch.setattr(workers, "train", train_or_die)
+    assert run_team(cells, 0.0, 1, Stop()) == [0]
+    assert (bad.folder / "deaths").read_text() == "xx"
+    assert failure(bad.folder) == (
+        "its process was killed by SIGKILL, and another ended before: if memory is short, use a smaller JOBS, PACK or "
+        "batch_size"
+    )
+    assert Result.read(good.folder / "result.json").status == "finished"
+    assert capfd.readouterr().out.count("its process was killed by SIGKILL\n") == 2
+
+
+def test_a_worker_whose_gpu_is_broken_ends_and_another_process_trains_on(tmp_path, monkeypatch, capfd):
+    bad, good = cells = cells_in(tmp_path, "seed=0,1")
+
+    def train_or_break(cfg, folder, *rest):
+        if folder == bad.folder:
+            folder.mkdir(exist_ok=True, parents=True)
+            with locked(folder):
+                raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+        return train(cfg, folder, *rest)
+
+    monkeypatch.setattr(workers, "train", train_or_break)
+    assert workers.run_worker(cells, 0.0) == workers.BROKEN and failure(bad.folder) is None
+    assert not (good.folder / "result.json").exists()
+    assert run_team(cells, 0.0, 1, Stop()) == [0]
+    assert failure(bad.folder).startswith(
+        "its process could not use the GPU, and another ended before: see its run.log"
+    )
+    assert "illegal memory access" in (bad.folder / "run.log").read_text()
+    assert Result.read(good.folder / "result.json").status == "finished"
+    assert "encountered: this process ends, because the GPU can no longer be used in it" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "broken", "memory"), [
+    ("CUDA error: an illegal memory access was encountered", True, False),
+    ("Triton Error [CUDA]: an illegal memory access was encountered", True, False),
+    ("CUDA driver error: unknown error", True, False),
+    ("CUDA error: out of memory", False, True),
+    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", False, True),
+    ("CUDA error: no kernel image is available for execution on the device", False, False),
+    ("CUDA out of memory. Tried to allocate 2 GiB", False, True),
+])  # fmt: skip
+def test_errors_that_leave_a_gpu_unusable_are_told_from_a_lack_of_memory(text, broken, memory):
+    assert workers.is_broken(RuntimeError(text)) is broken and lacks_memory(RuntimeError(text)) is memory
+
+
+def test_a_folder_that_cannot_be_read_does_not_end_the_worker(tmp_path, monkeypatch, capfd):
+    bad, good = cells = cells_in(tmp_path, "seed=0,1")
+
+    def look(folder):
+        if folder == bad.folder:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return is_being_trained(folder)
+
+    monkeypatch.setattr(workers, "is_being_trained", look)
+    assert workers.run_worker(cells, 0.0) == 1
+    assert Result.read(good.folder / "result.json").status == "finished" and not bad.folder.exists()
+    assert capfd.readouterr().out.count("passed over, because its folder cannot be read") == 1
+
+
+def test_a_worker_that_is_killed_between_runs_is_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "run_worker", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    assert run_team(cells_in(tmp_path, "seed=0"), 0.0, 2, Stop()) == [-signal.SIGKILL] * 2
+
+
+def test_a_task_whose_node_failed_waits_for_the_process_that_was_left_and_is_queued_again(
+    tmp_path, monkeypatch, capsys
+):
+    (cell,) = cells_in(tmp_path, "seed=0")
+    cell.folder.mkdir(parents=True)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setattr(slurm.time, "sleep", lambda seconds: None)
+    again = []
+    previous = signal.signal(signal.SIGUSR2, lambda number, frame: (again.append(number), sys.exit(255)))
+    try:
+        with locked(cell.folder):
+            with pytest.raises(SystemExit) as left:
+                Task([*TINY, f"out_dir={tmp_path}", "seed=0"], 1, 0.0, 0.01, 3)()
+            monkeypatch.setenv("SLURM_JOB_ID", "13")  # the lock is then that of another job
+            Task([*TINY, f"out_dir={tmp_path}", "seed=0"], 1, 0.0, 0.01, 3)()
+    finally:
+        signal.signal(signal.SIGUSR2, previous)
+    assert left.value.code == 255 and len(again) == 1
+    output = capsys.readouterr().out
+    assert f"waiting: {cell.title} is still trained by process {os.getpid()} on " in output
+    assert "queued again: after 0 seconds" in output and not (cell.folder / "result.json").exists()
+
+
+@pytest.mark.parametrize(("statuses", "code"), [([-9, 0], 1), ([0, 1], 1), ([0, 0], None)])
+def test_a_task_fails_if_a_worker_was_killed_or_a_run_failed(tmp_path, monkeypatch, statuses, code):
+    folder_of(cells_in(tmp_path, "seed=0")).mkdir(parents=True)
+    monkeypatch.setattr(slurm, "run_team", lambda *_: statuses)
+    task = Task([*TINY, f"out_dir={tmp_path}", "seed=0"], 2, 0.0, 1.0, 3)
+    if code is None:
+        task()
+    else:
+        with pytest.raises(SystemExit) as left:
+            task()
+        assert left.value.code == code
+
+
+def test_the_options_that_the_documentation_names_are_in_the_file():
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    table = page.split("## Options")[1].split("**The environment.**")[0]
+    options = set(re.findall(r"(?<![.\w])([a-z_]+)(?:=|: )", table)) & set(re.findall(r"`([a-z_]+)[=:]", table))
+    options |= set(re.findall(r"(?<![.\w])([a-z_]+)=", table)) | {"workers", "jobs"}
+    assert len(options) > 12
+    assert options <= set(yaml.safe_load((CONF / "hydra" / "launcher" / "slurm.yaml").read_text()))
+    assert set(re.findall(r"`([a-z_]+_s|max_num_timeout)`", page)) == {
+        "signal_delay_s",
+        "max_num_timeout",
+        "wait_for_lock_s",
+    }
+
+
+def mounted(tmp_path: Path, monkeypatch, kind: str, options: str) -> None:
+    """Make the mount table say that a folder is on this kind of file system."""
+    (tmp_path / "mounts").write_text(
+        f"disk / ext4 rw 0 0\nserver:/x {tmp_path} {kind} {options} 0 0\nother /o nfs rw 0 0\n"
+    )
+    monkeypatch.setattr(lock, "MOUNTS", tmp_path / "mounts")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (
+            "nfs4",
+            "rw,local_lock=flock",
+            "nfs4, mounted at {} with local_lock=flock: .* Mount it without the option local",
+        ),
+        ("nfs", "rw,nolock", "nfs, mounted at {} with nolock: .* Mount it without the options nolock"),
+        ("lustre", "rw,localflock", "lustre, mounted at {} with localflock: .* Mount it with the option flock"),
+        ("nfs4", "rw,local_lock=none", None),
+        ("lustre", "rw,flock", None),
+        ("ext4", "rw", None),
+    ],
+)
+def test_locks_that_hold_only_within_a_machine_are_named(tmp_path, monkeypatch, kind, options, message):
+    mounted(tmp_path, monkeypatch, kind, options)
+    if message is None:
+        check_locks(tmp_path)
+    else:
+        with pytest.raises(NoLocks, match=message.format(tmp_path)):
+            check_locks(tmp_path)
+
+
+def test_a_file_system_without_locks_stops_a_task_with_one_sentence(tmp_path, monkeypatch, capsys):
+    def no_locks(file, kind):
+        raise OSError(38, "Function not implemented")
+
+    mounted(tmp_path, monkeypatch, "lustre", "rw")
+    cells = cells_in(tmp_path, "seed=0,1")
+    folder_of(cells).mkdir(parents=True)
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
+    with pytest.raises(SystemExit) as stopped:
+        Task([*TINY, f"out_dir={tmp_path}", "seed=0,1"], 1, 0.0, 1.0, 3)()
+    message = str(stopped.value)
+    assert "(Function not implemented): the file system lustre at" in message
+    assert message.endswith(
+        "Mount it with the option flock, or use another out_dir, so that two processes never train the same run"
+    )
+    assert workers.run_worker(cells, 0.0) == 1, "a worker of a campaign stops too"
+    assert capsys.readouterr().out.startswith("error: ") and failure(cells[0].folder) is None
+    assert not is_being_trained(cells[1].folder)

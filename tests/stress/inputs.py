@@ -1,0 +1,158 @@
+"""The inputs that the stress test damages: tiny files of every kind that this package reads, with their readers."""
+
+import hashlib
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from bnrnn import config, train
+from bnrnn.config import CONF, compose_config
+from bnrnn.data.base import SequenceData
+from bnrnn.errors import BnrnnError
+from bnrnn.report import runs, trained
+from bnrnn.report.claims import read_claims
+from bnrnn.system.locks import LOCK
+from bnrnn.training import options, pieces
+from bnrnn.training.checkpoint import CHECKPOINT, MODEL
+from bnrnn.training.log import METRICS
+from bnrnn.training.loop import Trainer
+from bnrnn.training.results import FILE
+from tests.stress.corpora import CORPORA
+from tests.stress.kills import HANGS, OPTIONS
+from tests.stress.processes import forked
+
+# Why damage of some kinds may be accepted, though the content that is read differs.
+REASONS = {
+    "claims": "another valid text or number: `make check` and git show it",
+    "options": "another valid option: it is recorded in result.json",
+}
+CLAIMS = """paper: A paper
+claims:
+  C1: {says: a is better than b, where: Table 1, tests: [{rule: better, metric: test/accuracy}]}
+table1: {metric: test/accuracy, rows: model, published: {lstm: 98.9, bn_lstm: 99.0}}
+"""
+
+
+@dataclass
+class Input:
+    """A kind of input: a folder with good files, which of them may be damaged, and how the folder is read.
+
+    A message may have one of `names` instead of the path: an option is known by its key, whatever file it comes from.
+    """
+
+    name: str
+    folder: Path
+    read: Callable[[], Any]
+    files: list[Path]
+    names: list[str] = field(default_factory=list)
+    good: dict[Path, bytes] = field(default_factory=dict)  # the content of all files in the folder
+
+    def restore(self) -> None:
+        """Make the folder good again."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for path, content in self.good.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files in a folder except locks, which a reader may write."""
+    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != LOCK}
+
+
+def fingerprint(value: Any) -> str:
+    """A hash of what was read, to see whether damage has changed it."""
+    if isinstance(value, SequenceData):
+        return pieces.digest(value, 2)
+    return hashlib.sha256(repr(_plain(value)).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.nn.Module):
+        return _plain(value.state_dict())
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(part) for part in value]
+    return value
+
+
+def make_inputs(folder: Path) -> list[Input]:
+    """Good files of all kinds, each kind in a folder of its own."""
+    found = [_corpus(name, folder / f"corpus{n}") for n, name in enumerate(CORPORA)]
+    found += _runs(folder / "runs")
+    (folder / "claims").mkdir()
+    claims = folder / "claims/claims.yaml"
+    claims.write_text(CLAIMS)
+    found.append(Input("claims", claims.parent, lambda: read_claims.__wrapped__(claims), [claims]))
+    found.append(_options(folder / "conf"))
+    for one in found:
+        one.good = contents(one.folder)
+    return found
+
+
+def _corpus(name: str, folder: Path) -> Input:
+    read = CORPORA[name](folder)
+    sources = set()
+    if (folder / "cnn_qa").exists():  # what the prepared CNN questions were made from is not read again
+        sources = {folder / "questions", folder / "cnn_qa/skipped.txt"}
+    files = [p for p in contents(folder) if not sources.intersection((p, *p.parents))]
+    return Input(name, folder, lambda: read(folder), files)
+
+
+def _runs(folder: Path) -> list[Input]:
+    """A finished run, as the pages and programs with its model read it, and one that is to be resumed."""
+    cfg, output = compose_config(*OPTIONS), folder / "output"
+    finished, begun = folder / "quickstart/paper/seed=0", folder / "begun"
+    folder.mkdir()
+
+    def begin() -> None:
+        original = Trainer.update
+
+        def update(self: Trainer, batch: Any) -> Any:
+            if self.state.update == 6:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return original(self, batch)
+
+        Trainer.update = update
+        train.train(cfg, begun)
+
+    if forked(lambda: train.train(cfg, finished, {"seed": "0"}), output, HANGS) != 0:
+        raise BnrnnError(f"a training failed: {output.read_text()}")
+    forked(begin, output, HANGS)
+    whole = [finished / name for name in (FILE, METRICS)]
+    return [
+        Input("result and metrics, for pages", finished,
+              lambda: runs.read_run("quickstart", finished / FILE, folder)[1], whole),
+        Input("trained model", finished, lambda: trained.load_trained(finished, "")[0],
+              [finished / FILE, finished / MODEL]),
+        Input("checkpoint and metrics, resumed", begun, lambda: train.train(cfg, begun).metrics,
+              [begun / CHECKPOINT, begun / METRICS]),
+    ]  # fmt: skip
+
+
+def _options(folder: Path) -> Input:
+    """The configuration files of a training of the quickstart."""
+    shutil.copytree(CONF, folder)
+    names = ("train", "model/bn_lstm", "data/digits", "optim/rmsprop", "init/cooijmans",
+             "experiment/quickstart", "budget/paper")  # fmt: skip
+
+    def read() -> Any:
+        for module in (config, options):
+            vars(module)["CONF"] = folder
+        with config.checking_files():
+            cfg = compose_config("experiment=quickstart")
+            options.check_options(cfg)
+        return OmegaConf.to_container(cfg)
+
+    keys = [*options.keys_of(compose_config("experiment=quickstart")), "hydra.mode", "hydra.sweeper.params"]
+    return Input("options", folder, read, [folder / f"{name}.yaml" for name in names], names=keys)
