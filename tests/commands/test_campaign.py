@@ -134,13 +134,15 @@ def test_a_folder_may_have_an_apostrophe_in_its_name(tmp_path):
     assert cell.folder.is_relative_to(tmp_path / "o'b/results") and cell.cfg.out_dir == str(tmp_path / "o'b/results")
 
 
-def test_one_worker_begins_with_the_long_runs_and_the_others_leave_them_for_last(tmp_path):
-    options = write(tmp_path, entry("model=lstm"), entry("model=bn_lstm", lane="long"), entry("data=digits", seeds="1"))
+def test_workers_train_the_entries_of_the_other_lane_last(tmp_path):
+    given = [entry("model=lstm"), entry("model=bn_lstm", lane="long"), entry("model=lstm", seeds="1", lane="short"),
+             entry("model=lstm", seeds="2")]  # fmt: skip
+    options = write(tmp_path, *given)
     titles = {lane: [c.title for c in in_order(load_entries(options.file, options.out_dir), lane)]
               for lane in ("", "long", "short")}  # fmt: skip
-    first, long, *last = titles[""]
-    assert titles["long"] == [long, first, *last]
-    assert titles["short"] == [first, *last, long]
+    first, long, short, last = titles[""]
+    assert titles["long"] == [first, long, last, short]
+    assert titles["short"] == [first, short, last, long]
 
 
 @pytest.mark.slow
@@ -373,7 +375,8 @@ def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
         ),
         (["jobs=1"], "hours=... is missing"),
         (["stats"], "stats is not a command of bnrnn-campaign: use hours=3 jobs=2, status, work or compress"),
-        (["status", "hours=1"], "hours=1 is not an option of `status`: use file=..., out_dir=..."),
+        (["status", "hours=1"], "hours=1 is not an option of `status`: use since=..., file=..., out_dir=..."),
+        (["status", "since=today"], "since=today is not valid: expected a time, such as since=2026-11-24T09:00"),
     ],
 )
 def test_an_impossible_option_is_named(arguments, message):
@@ -390,7 +393,7 @@ def test_an_impossible_option_is_named(arguments, message):
         (entry(seeds="0-3"), "entry 1 has seeds: '0-3', expected such as"),
         (entry(claims="C2"), "entry 1 has claims: 'C2', expected a list"),
         (entry(hours=0), "entry 1 has hours: 0, expected a number above 0"),
-        (entry(lane="short"), "entry 1 has lane: 'short', expected long"),
+        (entry(lane="wide"), "entry 1 has lane: 'wide', expected long or short, or left out"),
         (entry("seed=3"), "entry 1 has the override seed=3: use the key"),
         (entry("model"), "entry 1: "),
         (
