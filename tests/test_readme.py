@@ -3,6 +3,7 @@
 import io
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 
@@ -37,7 +38,8 @@ def test_pages_are_written_only_after_runs_that_count(out):
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
 def test_every_make_command_has_a_target_and_its_recipes_exist(command):
-    run = subprocess.run(["make", "--dry-run", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True)
+    given = shlex.split(command, comments=True)[1:]
+    run = subprocess.run(["make", "--dry-run", *given], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     for key in set(re.findall(r"needs.py recipes (\S+?)\)", run.stdout)):
         recipes, analyses = needed(key)

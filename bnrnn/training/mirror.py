@@ -134,7 +134,7 @@ def _init(given: dict[str, Any]) -> Any:
 
 
 def in_wandb(values: dict[str, Any]) -> dict[str, Any]:
-    """The values under their names in wandb. `wandb leet` and the browser sort names, and validation should be first."""
+    """The values by their names in wandb, where names are sorted and validation comes first."""
     return {f"V{name[1:]}" if name.startswith("valid/") else name: value for name, value in values.items()}
 
 

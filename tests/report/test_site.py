@@ -9,12 +9,13 @@ from html.parser import HTMLParser
 import pytest
 
 from bnrnn.config import ROOT
-from bnrnn.report.claims import claim_keys, load_claim
+from bnrnn.report.claims import claim_keys, load_claim, rows_of
 from bnrnn.report.judging import JudgedTest
 from bnrnn.report.outcomes import Outcome
 from bnrnn.report.runs import load_runs
 from bnrnn.report.site import api, claims_table, curves, experiment, front, missing, run_pages
 from bnrnn.report.site.filtered import filtered_table
+from bnrnn.report.style import looks_of
 from bnrnn.report.verdicts import Claim
 from tests.report.test_runs import CELL, WORDS, change, put, train_records
 
@@ -111,6 +112,26 @@ def test_the_provenance_of_an_analysis_has_its_date_if_it_was_recorded():
     result = {"commit": "abc", "environment": {"device": "cpu"}}
     assert "| date | `not recorded` |" in experiment.provenance_of(result)
     assert "| date | `2026-11-24` |" in experiment.provenance_of({"date": "2026-11-24", **result})
+
+
+def test_a_gamma_has_one_color_in_the_figure_and_in_the_interactive_plot():
+    key = "cooijmans2016/fig6_pmnist"
+    plot = curves.of_experiment(key, [], {})
+    assert plot is not None
+    assert list(plot.colors) == [f"initial gamma {gamma}" for gamma in rows_of(key)]
+    assert list(plot.colors.values()) == [look.color for look in looks_of(rows_of(key))]
+    models = curves.of_experiment("cooijmans2016/table1", [], {})
+    assert models is not None and not models.colors
+    assert "plot.colors[row] ||" in (ROOT / "docs/site/static/curves.js").read_text()
+
+
+def test_a_figure_with_many_panels_is_a_link_below_the_interactive_plot():
+    text = experiment.render_page("cooijmans2016/table1", has_plot=True)
+    assert "![" not in text
+    assert text.index("## Interactive plot") < text.index("(fig2.")
+    text = experiment.render_page("cooijmans2016/fig6_pmnist", has_plot=True)
+    assert text.index("![") < text.index("## Interactive plot")
+    assert "| initial gamma |" in text and "model.layer.gamma_init |" not in text
 
 
 def test_figures_are_vector_graphics_if_there_are_any(tmp_path):
