@@ -93,7 +93,8 @@ def test_every_campaign_command_is_one(command):
 @pytest.mark.parametrize("page", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_to_a_file_and_to_a_heading(page):
     for target, heading in re.findall(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
-        path = page.parent / target if target else page
+        workflow = re.fullmatch(r"\.\./\.\./actions/(workflows/.*?\.yaml)(/badge\.svg)?", target)  # pages of GitHub
+        path = ROOT / ".github" / workflow[1] if workflow else page.parent / target if target else page
         assert path.exists(), target
         titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE) if heading else []
         anchors = [re.sub(r"[^\w\s-]", "", title.lower()).replace(" ", "-") for title in titles]
