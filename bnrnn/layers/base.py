@@ -38,7 +38,6 @@ class RecurrentLayer(nn.Module):
     num_gates: int
     state_names: ClassVar[tuple[str, ...]]
     engines: ClassVar[tuple[str, ...]] = ENGINES  # the engines that implement the layer's recurrence
-    has_replicas: ClassVar[bool] = False  # whether the scan can run several sets of parameters at once
     checks_finite = True  # a Stack turns this off for its layers: it checks its own input once
 
     def __init__(self, input_size: int, hidden_size: int) -> None:

@@ -47,7 +47,7 @@ def test_ids_and_highways():
 @pytest.mark.parametrize("batch_sizes", [None, [3, 2]])
 def test_what_the_triton_engine_does_beside_its_kernels(batch_sizes, monkeypatch):
     monkeypatch.setattr(Launches, "run", lambda *_: None)
-    args = on_meta({n: v[None] for n, v in problem(2, 3, 4).items() if n in NAMES})
+    args = on_meta({n: v for n, v in problem(2, 3, 4).items() if n in NAMES})
     y, (h, c), used = triton_scan(**args, batch_sizes=batch_sizes)
     torch.autograd.grad((y, h, c), list(args.values()), (y, h, c))
     assert isinstance(used, Statistics)

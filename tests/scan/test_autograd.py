@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from functools import partial
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bnrnn import scan
-from bnrnn.scan.lstm import triton as lstm_triton
+from bnrnn.scan.lstm.triton import triton_scan
 from bnrnn.scan.native import build
 from bnrnn.scan.rhn.triton import rhn_triton_scan
 from tests.helpers import assert_near
@@ -21,15 +20,8 @@ needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C+
 CPU = pytest.param("cpu", marks=needs_compiler)
 
 
-def one_replica(*args: Tensor, **options):
-    """The Triton engine of the LSTM, for one set of parameters."""
-    add = partial(tree_map_only, Tensor, lambda value: value[None])
-    y, (h, c), used = lstm_triton.triton_scan(*map(add, args), **{k: add(v) for k, v in options.items()})
-    return y[0], (h[0], c[0]), used
-
-
 def run_lstm(engine: str, args: dict):
-    run = one_replica if engine == "triton" else scan.lstm_scan
+    run = triton_scan if engine == "triton" else scan.lstm_scan
     return run(*(args[n] for n in cases.NAMES[:4]), **{k: v for k, v in args.items() if k not in cases.NAMES[:4]})
 
 
@@ -134,8 +126,7 @@ def test_the_last_state_has_memory_of_its_own(run, problem, engine, grad):
     before = y.detach().clone()
     for state in (last,) if isinstance(last, Tensor) else last:
         assert state.untyped_storage().nbytes() == state.nbytes
-        if engine != "triton":  # here, its single replica is a view
-            state.detach_()
+        state.detach_()
         state.data.zero_()
     assert torch.equal(y, before)
 

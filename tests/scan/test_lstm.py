@@ -90,29 +90,6 @@ def test_the_reference_on_a_padded_batch_is_eqs_6_to_8_row_by_row(ended_count):
         assert_near(name, ref, out)
 
 
-@pytest.mark.parametrize("engine", ["reference", *ENGINES])
-def test_replicas_are_separate_calls(engine):
-    scan.set_backend(engine)
-    several = [problem(4, 6, 9) for _ in range(3)]
-    stacked = {n: torch.stack([p[n] for p in several]) for n in NAMES}
-    found = everything(scan.lstm_scan, {**stacked, "population": None}, torch.float32)
-    apart = [everything(scan.lstm_scan, p, torch.float32) for p in several]
-    for key in ("y", "h", "c", *Statistics._fields):
-        assert_near(key, torch.stack([a[key] for a in apart]), found[key], 1e-5)
-    population = Statistics(*(found[n].detach() for n in Statistics._fields))
-    weights = torch.randn(3, 4, 6, 9)
-    args = {n: v.float().requires_grad_() for n, v in stacked.items()}
-    again, _, _ = scan.lstm_scan(*(args[n] for n in NAMES[:4]), **{n: args[n] for n in OPTIONAL}, population=population)
-    grads = torch.autograd.grad((again * weights).sum(), list(args.values()))
-    for r in range(3):
-        own = {n: v[r].detach().requires_grad_() for n, v in args.items()}
-        of_r = Statistics(*(s[r] for s in population))
-        y, _, _ = scan.lstm_scan(*(own[n] for n in NAMES[:4]), **{n: own[n] for n in OPTIONAL}, population=of_r)
-        expected = torch.autograd.grad((y * weights[r]).sum(), list(own.values()))
-        for name, grad, ref in zip(NAMES, grads, expected, strict=True):
-            assert_near(f"gradient of {name}", ref, grad[r], 1e-5)
-
-
 @pytest.mark.parametrize("engine", ["reference", "fused"])
 def test_bfloat16_keeps_statistics_and_states_in_float32(engine):
     scan.set_backend(engine)
@@ -171,8 +148,8 @@ def test_wrong_batch_sizes_are_named(sizes):
 
 
 def test_an_input_product_of_another_shape_is_named():
-    for shape in ((3, 4, 22), (4, 20), (2, 2, 3, 4, 20)):
-        with pytest.raises(BnrnnError, match=r"x_proj must be \(T, B, 4H\) or \(R, T, B, 4H\), got"):
+    for shape in ((3, 4, 22), (4, 20), (2, 3, 4, 20)):
+        with pytest.raises(BnrnnError, match=r"x_proj must be \(T, B, 4H\), got"):
             scan.lstm_scan(torch.zeros(shape), torch.zeros(4, 5), torch.zeros(4, 5), torch.zeros(20, 5))
 
 
@@ -310,6 +287,14 @@ def test_the_compiled_product_is_linear_in_outputs_and_gradients(shape):
         results.append([y, *torch.autograd.grad(y, leaves, dy.to(dtype))])
     for name, ref, out in zip(("y", "dx", "dweight", "dbias"), *results, strict=True):
         assert_near(name, ref, out)
+
+
+@pytest.mark.parametrize("engine", ["reference", *ENGINES])
+def test_the_product_with_ids_is_that_with_one_hot_vectors(engine):
+    scan.set_backend(engine)
+    ids, weight, bias = torch.randint(5, (4, 3)), torch.randn(7, 5), torch.randn(7)
+    for b in (None, bias):
+        assert_near("product", scan.linear(F.one_hot(ids, 5).float(), weight, b), scan.linear(ids, weight, b))
 
 
 @needs_compiler

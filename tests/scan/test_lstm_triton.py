@@ -12,6 +12,8 @@ from bnrnn.errors import BnrnnError
 from bnrnn.scan import backends
 from bnrnn.scan.lstm.reference import lstm_scan
 from bnrnn.scan.triton_shared import launches, tuning
+from bnrnn.scan.triton_shared.driver import TritonSteps
+from bnrnn.scan.triton_shared.tuning import Division
 from tests.helpers import assert_near
 from tests.scan.captured import graphs
 from tests.scan.cases import NAMES, OPTIONAL, assert_agrees, everything, problem
@@ -64,12 +66,45 @@ def test_it_agrees_with_the_reference(case):
     ids=lambda case: "",
 )
 def test_one_kernel_for_the_whole_sequence_agrees_too(case, monkeypatch):
-    """The interpreter runs programs one after the other, so that there must be only one for each replica."""
+    """The interpreter runs programs one after the other, so that there must be only one."""
     rule = tuning.by_rule
-    monkeypatch.setattr(tuning, "by_rule", lambda size: replace(rule(size), persistent=True))
+    monkeypatch.setattr(tuning, "by_rule", lambda size: replace(rule(size), whole_sequence=True))
     for _ in range(2):  # counters begin at 0 again
         assert_agrees("triton", case())
-    assert all(of_form.persistent for of_form in launches._known.values())
+    assert all(of_form.whole_sequence for of_form in launches._known.values())
+
+
+def test_a_whole_sequence_that_cannot_be_launched_runs_step_by_step_from_then_on(monkeypatch, caplog):
+    """The driver refuses a cooperative launch of more programs than the process may have on the GPU at once."""
+    whole, launch, tried = Division(True, 16, 32, 4, 2, whole_sequence=True), TritonSteps.launch, []
+
+    def refused(steps, direction, division):
+        tried.append((direction, division.whole_sequence))
+        if division.whole_sequence:
+            raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch\nand more")
+        launch(steps, direction, division)
+
+    monkeypatch.setattr(TritonSteps, "launch", refused)
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(tuning, "division", lambda size, device, _: tuning._chosen.setdefault((size, device), whole))
+    for _ in range(2):
+        assert_agrees("triton", problem(3, 6, 5))
+    both = [("forward", False), ("backward", False)]
+    assert tried == [("forward", True), both[0], ("backward", True), both[1], *both]
+    assert caplog.messages == [
+        f"lstm {direction} cannot run (Triton Error [CUDA]: too many blocks in cooperative launch): other processes "
+        "may use the GPU. Its steps are launched one by one, more slowly."
+        for direction in ("forward", "backward")
+    ]
+
+
+def test_an_error_of_single_steps_is_not_hidden(monkeypatch):
+    def fail(steps, direction, division):
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(TritonSteps, "launch", fail)
+    with pytest.raises(RuntimeError, match="an illegal memory access"):
+        scan.lstm_scan(*(problem(2, 3, 2)[name].float() for name in NAMES[:4]))
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -90,25 +125,6 @@ def test_the_memory_of_x_is_used_only_if_it_may_be_overwritten(overwrite):
     x, before = given[0]
     assert torch.equal(x, before) == (not overwrite)
     assert (gradients[0].data_ptr() == x.data_ptr()) == overwrite
-
-
-@pytest.mark.usefixtures("product")
-def test_replicas_go_in_one_launch_and_share_nothing():
-    several = [problem(2, 5, 6, batch_sizes=[5, 3]) for _ in range(2)]
-    stacked = {n: torch.stack([p[n] for p in several]) for n in NAMES}
-    found = everything(scan.lstm_scan, {**several[0], **stacked}, torch.float32)
-    torch.manual_seed(1)  # the weights of `everything`
-    weights = [torch.randn(found[key].shape, dtype=torch.float64) for key in ("y", "h", "c")]
-    for r, own in enumerate(several):
-        leaves = {n: own[n].clone().requires_grad_() for n in NAMES}
-        y, (h, c), used = lstm_scan(
-            *(leaves[n] for n in NAMES[:4]), **{n: leaves[n] for n in OPTIONAL}, batch_sizes=[5, 3]
-        )
-        loss = sum((v * w[r]).sum() for v, w in zip((y, h, c), weights, strict=True))
-        grads = torch.autograd.grad(loss, list(leaves.values()))
-        expected = {"y": y, "h": h, "c": c, **used._asdict(), **{f"d{n}": g for n, g in zip(NAMES, grads, strict=True)}}
-        for key, ref in expected.items():
-            assert_near(key, ref, found[key][r], 1e-5)
 
 
 def run(args: dict, with_grad: bool = True) -> tuple:

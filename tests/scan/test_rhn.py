@@ -11,8 +11,8 @@ from torch import Tensor
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.native import build
-from bnrnn.scan.rhn.cpu import CpuSteps
-from bnrnn.scan.rhn.fused import Steps, rhn_fused_scan
+from bnrnn.scan.rhn.cpu import CompiledRHN
+from bnrnn.scan.rhn.fused import RHNSteps, rhn_fused_scan
 from bnrnn.scan.rhn.reference import RHNStatistics, rhn_scan
 from tests.helpers import assert_near, without_shape_checks
 
@@ -67,7 +67,7 @@ def rounding_error(problem: dict, seed: int) -> float:
 
 
 def assert_agrees(engine: str, problem: dict) -> None:
-    kernel, dtype = {"fused": (Steps, torch.float64), "cpu": (CpuSteps, torch.float32)}[engine]
+    kernel, dtype = {"fused": (RHNSteps, torch.float64), "cpu": (CompiledRHN, torch.float32)}[engine]
     assert_close_to_reference(partial(rhn_fused_scan, kernel), problem, dtype)
 
 
@@ -183,7 +183,7 @@ def test_a_finished_sequence_keeps_its_state_and_does_not_count():
 
 def test_a_second_backward_is_an_error():
     args = {k: v.requires_grad_() if isinstance(v, Tensor) else v for k, v in problem().items()}
-    loss = call(partial(rhn_fused_scan, Steps), args)[0].sum()
+    loss = call(partial(rhn_fused_scan, RHNSteps), args)[0].sum()
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="already run backward"):
         loss.backward()
