@@ -89,7 +89,9 @@ def _gates(a, table, d, columns, present, form: tl.constexpr):
         h, transform = split_two(a, form)
         return tanh(h), tl.sigmoid(transform), 1.0 - tl.sigmoid(transform)
     else:
-        return tanh(a), tl.full([form.TILE, form.J], 1.0, tl.float32), tl.zeros([form.TILE, form.J], tl.float32)
+        TILE: tl.constexpr = form.TILE
+        J: tl.constexpr = form.J
+        return tanh(a), tl.full([TILE, J], 1.0, tl.float32), tl.zeros([TILE, J], tl.float32)
 
 
 @no_type_check
@@ -200,7 +202,7 @@ def _through_gates(grad, h, transform, carry, now, mask, form: tl.constexpr):
     of_h, slope = grad * transform * (1.0 - h * h), grad * transform * (1.0 - transform)
     if form.Q == 3:
         of_carry = grad * now * carry * (1.0 - carry)
-        da = join_gates(of_h, slope * h, of_carry, tl.zeros([form.TILE, form.J], tl.float32), form)
+        da = join_gates(of_h, slope * h, of_carry, tl.zeros_like(of_h), form)
     elif form.Q == 2:
         da = join_two(of_h, slope * (h - now), form)
     else:

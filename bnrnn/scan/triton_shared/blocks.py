@@ -6,7 +6,7 @@ two: TILE is at least B, and P is 4 for three gates. A mask says which elements 
 
 Kernels read the addresses and sizes of a scan from a table in memory (see launches.py), whose first entries are CLOCK
 to RUNNING. All that is known when a kernel is compiled stands in one named tuple, `form`: these constants, and those of
-the recurrence.
+the recurrence. (Triton's compiler takes only names for the sizes of a tile, such as TILE, not form.TILE.)
     H units; Q gates, P in a tile; G = Q H
     J units of a program; TILE rows of a tile; K columns of the factors of a product that are loaded at once
     FUSED: whether the kernel computes the recurrent product, or cuBLAS does
@@ -53,7 +53,9 @@ def gate_columns(form: tl.constexpr):
 @triton.jit
 def split_gates(tile, form: tl.constexpr):
     """The four gates (TILE, J) of a tile."""
-    pairs = tl.reshape(tl.permute(tl.reshape(tile, (form.TILE, 4, form.J)), (0, 2, 1)), (form.TILE, form.J, 2, 2))
+    TILE: tl.constexpr = form.TILE
+    J: tl.constexpr = form.J
+    pairs = tl.reshape(tl.permute(tl.reshape(tile, (TILE, 4, J)), (0, 2, 1)), (TILE, J, 2, 2))
     even, odd = tl.split(pairs)
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
@@ -65,21 +67,27 @@ def split_gates(tile, form: tl.constexpr):
 def join_gates(first, second, third, fourth, form: tl.constexpr):
     """The tile of four gates (TILE, J)."""
     pairs = tl.join(tl.join(first, third), tl.join(second, fourth))
-    return tl.reshape(tl.permute(tl.reshape(pairs, (form.TILE, form.J, 4)), (0, 2, 1)), (form.TILE, 4 * form.J))
+    TILE: tl.constexpr = form.TILE
+    J: tl.constexpr = form.J
+    return tl.reshape(tl.permute(tl.reshape(pairs, (TILE, J, 4)), (0, 2, 1)), (TILE, 4 * J))
 
 
 @no_type_check
 @triton.jit
 def split_two(tile, form: tl.constexpr):
     """The two gates (TILE, J) of a tile."""
-    return tl.split(tl.permute(tl.reshape(tile, (form.TILE, 2, form.J)), (0, 2, 1)))
+    TILE: tl.constexpr = form.TILE
+    J: tl.constexpr = form.J
+    return tl.split(tl.permute(tl.reshape(tile, (TILE, 2, J)), (0, 2, 1)))
 
 
 @no_type_check
 @triton.jit
 def join_two(first, second, form: tl.constexpr):
     """The tile of two gates (TILE, J)."""
-    return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (form.TILE, 2 * form.J))
+    TILE: tl.constexpr = form.TILE
+    J: tl.constexpr = form.J
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (TILE, 2 * J))
 
 
 @no_type_check
@@ -106,7 +114,8 @@ def product(left, rows, count, right, columns, valid, DEPTH: tl.constexpr, WIDTH
 
     Both factors have rows of DEPTH elements; `right` already has the precision LOW.
     """
-    total = tl.zeros([form.TILE, WIDTH], tl.float32)
+    TILE: tl.constexpr = form.TILE
+    total = tl.zeros([TILE, WIDTH], tl.float32)
     for k in range(0, DEPTH, form.K):
         depth = k + tl.arange(0, form.K)
         a = tl.load(left + rows[:, None] * DEPTH + depth[None, :],
