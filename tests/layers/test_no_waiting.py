@@ -13,8 +13,7 @@ from bnrnn.scan.lstm.reference import Statistics
 from bnrnn.scan.lstm.triton import triton_scan
 from bnrnn.scan.rhn.triton import rhn_triton_scan
 from bnrnn.scan.triton_shared.launches import Launches
-from tests.scan.cases import NAMES, problem
-from tests.scan.test_rhn import problem as rhn_problem
+from tests.scan.cases import NAMES, problem, rhn_problem
 
 META = torch.device("meta")
 
