@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.rhn import RHN
 from tests.helpers import assert_near
-from tests.scan.cases import in_dtype, problem, rhn_problem
+from tests.scan.cases import OF_RHN, everything, in_dtype, problem, rhn_problem
 
 ENGINES = ["reference", "fused", "cpu"]
 ALL = [*ENGINES, "triton"]
@@ -144,19 +145,40 @@ def test_a_state_of_another_batch_never_reaches_the_kernel():
         RHN(3, 512)(torch.randn(2, 400, 3), (torch.zeros(1, 512),))
 
 
-@pytest.mark.parametrize("run", [scan.lstm_scan, scan.rhn_scan], ids=lambda run: run.__name__)
-def test_bfloat16_acts_on_every_engine_or_is_refused(run):
-    arguments = {k: v for k, v in SCANS[run]().items() if k != "population"}
-    full = run(**arguments)[0]
+RECURRENCES = [pytest.param(scan.lstm_scan, problem, (False,) * 5, id="lstm"),
+               pytest.param(scan.rhn_scan, rhn_problem, dict.fromkeys(OF_RHN, False), id="rhn")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "draw", "none"), RECURRENCES)
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+def test_bfloat16_is_the_precision_of_products_alone(engine, run, draw, none):
+    scan.set_backend(engine)
+    args = in_dtype(draw(30 if draw is problem else 6, 8, 24))
+    full, low = (everything(run, args | {"product_dtype": dtype}, torch.float32) for dtype in (None, torch.bfloat16))
+    assert {v.dtype for v in low.values()} == {torch.float32}
+    assert 1e-4 < ((low["y"] - full["y"]).norm() / full["y"].norm()).item() < (1e-2 if draw is problem else 5e-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(run(**args)[0], low["y"])
+    halves = in_dtype(args, torch.bfloat16)
+    y, last, used = run(**halves)
+    assert {v.dtype for v in (y, *tree_leaves(last))} == {torch.bfloat16}
+    assert {v.dtype for v in used if v is not None} == {torch.float32}
+    assert torch.equal(y, run(**in_dtype(halves), product_dtype=torch.bfloat16)[0].bfloat16())
+    states = {name: args[name] for name in ("h", "c", "s") if name in args}
+    y, last, _ = run(**halves | states)
+    assert y.dtype == torch.bfloat16 and {v.dtype for v in tree_leaves(last)} == {torch.float32}
+
+
+@pytest.mark.parametrize(("run", "draw", "none"), RECURRENCES)
+def test_bfloat16_gives_the_same_on_every_engine_that_does_not_refuse_it(run, draw, none):
+    args, found = draw(4, 8, 24, given=none), []
     for engine in ("reference", "fused"):
         scan.set_backend(engine)
-        with torch.autocast("cpu", torch.bfloat16):
-            low = run(**arguments)[0]
-        error = ((low - full).norm() / full.norm()).item()
-        assert 1e-4 < error < 0.1, (engine, error)
+        found.append(everything(run, args | {"product_dtype": torch.bfloat16}, torch.float32))
+    assert_near("y", found[0]["y"], found[1]["y"], 1e-4)
     scan.set_backend("cpu")
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(BnrnnError, match="float32 on the CPU"):
-        run(**arguments)
+        run(**in_dtype(args))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

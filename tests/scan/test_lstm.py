@@ -2,7 +2,6 @@
 
 import itertools
 import random
-from functools import partial
 
 import pytest
 import torch
@@ -84,28 +83,6 @@ def test_the_reference_on_a_padded_batch_is_eqs_6_to_8_row_by_row(ended_count):
     y, state, _ = lstm_scan(*(args[n] for n in NAMES[:4]), **options, batch_sizes=sizes, ended_count=ended_count)
     for name, ref, out in (("y", torch.stack(ys), y), ("h", h, state[0]), ("c", c, state[1])):
         assert_near(name, ref, out)
-
-
-@pytest.mark.parametrize("engine", ["reference", "fused"])
-def test_bfloat16_keeps_statistics_and_states_in_float32(engine):
-    scan.set_backend(engine)
-    args = problem(30, 8, 24)
-    full = everything(scan.lstm_scan, args, torch.float32)
-    low = everything(partial(scan.lstm_scan, product_dtype=torch.bfloat16), args, torch.float32)
-    assert all(v.dtype == torch.float32 for v in low.values())
-    assert not torch.equal(full["y"], low["y"])
-    assert_near("y", full["y"], low["y"], 1e-2)
-    halves = {n: args[n].bfloat16() for n in NAMES}
-    y, (_, c), used = scan.lstm_scan(*(halves[n] for n in NAMES[:4]), **{n: halves[n] for n in OPTIONAL})
-    assert (y.dtype, c.dtype, used.var_hh.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
-    states = {n: args[n].float() for n in ("h", "c")}
-    y, (h, c), _ = scan.lstm_scan(**{n: halves[n] for n in NAMES} | states)
-    assert (y.dtype, h.dtype, c.dtype) == (torch.bfloat16, torch.float32, torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        y, (_, c), used = scan.lstm_scan(
-            *(args[n].float() for n in NAMES[:4]), **{n: args[n].float() for n in OPTIONAL}
-        )
-    assert torch.equal(y, low["y"])
 
 
 def test_an_input_product_of_another_shape_is_named():

@@ -114,40 +114,6 @@ def test_a_finished_sequence_keeps_its_state_and_does_not_count():
     assert_near("the longest ones", y[:, :2], first[:, :2])
 
 
-@pytest.mark.parametrize("engine", ["reference", "fused"])
-def test_bfloat16_is_the_precision_of_products_alone(engine):
-    scan.set_backend(engine)
-    args = in_dtype(rhn_problem(6, 8, 24))
-    full, low = scan.rhn_scan(**args), scan.rhn_scan(**args, product_dtype=torch.bfloat16)
-    assert_near("y", full[0], low[0], 5e-2)
-    assert not torch.equal(full[0], low[0])
-    assert low[0].dtype == low[1].dtype == low[2].var_z.dtype == torch.float32
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(scan.rhn_scan(**args)[0], low[0])
-
-
-def test_the_reference_in_bfloat16_is_the_other_engine_in_bfloat16():
-    results = []
-    for engine in ("reference", "fused"):
-        scan.set_backend(engine)
-        torch.manual_seed(2)
-        args = in_dtype(rhn_problem(4, 8, 24, given=dict.fromkeys(OF_RHN, False)))
-        results.append(scan.rhn_scan(**args, product_dtype=torch.bfloat16)[0])
-    assert_near("y", *results, 1e-4)
-
-
-@pytest.mark.parametrize("engine", ["reference", "fused"])
-def test_arguments_in_bfloat16_give_outputs_and_states_of_their_own_precision(engine):
-    scan.set_backend(engine)
-    args = {k: v.bfloat16() if isinstance(v, Tensor) else v for k, v in rhn_problem(4, 8, 24).items()}
-    y, s, used = scan.rhn_scan(**args)
-    assert (y.dtype, s.dtype, used.var_z.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
-    raised = in_dtype(args)
-    assert torch.equal(y, scan.rhn_scan(**raised, product_dtype=torch.bfloat16)[0].bfloat16())
-    y, s, _ = scan.rhn_scan(**args | {"s": args["s"].float()})
-    assert (y.dtype, s.dtype) == (torch.bfloat16, torch.float32)
-
-
 def test_sizes_of_the_weights_that_do_not_fit_are_named():
     args = in_dtype(rhn_problem())
     for weight, message in (
