@@ -17,7 +17,7 @@ from bnrnn.scan.triton_shared.driver import TritonSteps
 from bnrnn.scan.triton_shared.tuning import Division
 from tests.helpers import assert_near
 from tests.scan.captured import graphs
-from tests.scan.cases import ALL_OF_RHN, NAMES, assert_agrees, everything, in_dtype, problem, rhn_problem
+from tests.scan.cases import ALL_OF_RHN, assert_agrees, everything, in_dtype, problem, rhn_problem
 
 NONE = (False,) * 5
 BARE = dict.fromkeys(ALL_OF_RHN, False)
@@ -110,9 +110,12 @@ def test_the_highway_network_agrees_where_products_are_not_part_of_the_kernel(ca
 def test_one_kernel_for_the_whole_sequence_agrees_too(case, monkeypatch):
     """The interpreter runs programs one after the other, so that there must be only one."""
     divide(monkeypatch, whole_sequence=True)
+    args = case()
     for _ in range(2):  # the counter begins at 0 again
-        assert_agrees("triton", case())
-    assert all(of_form.whole_sequence for of_form in launches._known.values())
+        assert_agrees("triton", args)
+    of_forms = launches._known.values()
+    assert {of_form.fixed["arrived"].item() for of_form in of_forms if of_form.whole_sequence} == {len(args["x_proj"])}
+    assert all(of_form.whole_sequence for of_form in of_forms)
 
 
 def test_a_whole_sequence_that_cannot_be_launched_runs_step_by_step_from_then_on(monkeypatch, caplog):
@@ -139,13 +142,23 @@ def test_a_whole_sequence_that_cannot_be_launched_runs_step_by_step_from_then_on
     ]
 
 
-def test_an_error_of_single_steps_is_not_hidden(monkeypatch):
+def test_an_error_of_single_steps_is_not_hidden(monkeypatch, caplog):
     def fail(steps, direction, division):
         raise RuntimeError("an illegal memory access")
 
     monkeypatch.setattr(TritonSteps, "launch", fail)
     with pytest.raises(RuntimeError, match="an illegal memory access"):
-        scan.lstm_scan(*(problem(2, 3, 2)[name].float() for name in NAMES[:4]))
+        run(problem(2, 3, 2))
+    assert not caplog.messages
+
+
+def test_no_sequence_runs_after_the_last_step(monkeypatch):
+    """The kernels of the last step ask for the number of sequences of the next one."""
+    seen = []
+    monkeypatch.setattr(launches.Launches, "run", lambda self, num_steps, values: seen.append(values["running"]))
+    run(problem(2, 5, 3, batch_sizes=[4, 3]))
+    scan.rhn_scan(**in_dtype(rhn_problem(2, 5, 3, 1, batch_sizes=[4, 3])))
+    assert [sizes.tolist() for sizes in seen] == [[4, 3, 0]] * 2
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -169,8 +182,9 @@ def test_the_memory_of_x_is_used_only_if_it_may_be_overwritten(overwrite):
 
 
 def run(args: dict) -> tuple[Tensor, list[Tensor]]:
-    leaves = {k: v.requires_grad_() for k, v in in_dtype(args).items() if isinstance(v, Tensor)}
-    return scan.lstm_scan(**leaves)[0], list(leaves.values())
+    args = in_dtype(args)
+    leaves = [value.requires_grad_() for value in args.values() if isinstance(value, Tensor)]
+    return scan.lstm_scan(**args)[0], leaves
 
 
 def test_several_scans_may_wait_for_their_backward_passes():

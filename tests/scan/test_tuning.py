@@ -67,6 +67,8 @@ def test_the_fastest_candidate_is_stored_and_not_measured_again(tmp_path):
     assert len(json.loads(path.read_text())) == 2
     tuning.stored(size(), "NVIDIA A100", 108, measure)
     assert len(measured) == 2 * count and len(list((tmp_path / "bnrnn").iterdir())) == 2
+    tuning.stored(size(), H200[0], 66, measure)  # a process that has half of the GPU under MPS
+    assert len(measured) == 3 * count
 
 
 @pytest.mark.parametrize("error", [RuntimeError("too many blocks"), OutOfResources(300000, 232448, "shared memory")])
