@@ -100,10 +100,10 @@ class RHNSteps(FusedSteps):
         dweight = torch.empty_like(self.weight)
         for d in range(D):
             before = self.states[:, d - 1] if d else torch.cat([self.s_0[None], self.states[:-1, -1]])
-            dweight[d] = self.outer(self.a[:, d].reshape(T * B, G), self.entering_all(before, d).reshape(T * B, -1))
+            dweight[d] = self.outer(self.a[:, d].reshape(T * B, G), self.recurrent_inputs(before, d).reshape(T * B, -1))
         return dweight
 
-    def entering_all(self, before: Tensor, d: int) -> Tensor:
+    def recurrent_inputs(self, before: Tensor, d: int) -> Tensor:
         """`entering` for all steps (T, B, H). Values of finished sequences are arbitrary: their gradients are 0."""
         if self.normal is None or d >= self.normal.shape[1]:
             return before

@@ -80,13 +80,14 @@ class TritonSteps:
             self.launch(direction, tuning.step_by_step(size, device, division, error))
 
     def launch(self, direction: str, division: Division) -> None:
+        """Launch all steps in this direction, divided in this way."""
         of, a = self.form, self.arrays
         T, B, _ = a["x"].shape
         forward = direction == "forward"
         key = (of, direction, division, None if division.fused else B)
         of_form = launches(key, of.device, partial(_launches, of, B, direction, division))
         weight = a["weight"].to(of.low)
-        if division.whole_sequence:
+        if division.whole_sequence:  # which is fused
             of_form.fixed["arrived"].zero_()
         if division.fused:
             weight = weight if forward else weight.transpose(-2, -1).contiguous()
