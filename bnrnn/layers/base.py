@@ -40,7 +40,6 @@ class RecurrentLayer(nn.Module):
     num_gates: int
     state_names: ClassVar[tuple[str, ...]]
     engines: ClassVar[tuple[str, ...]] = ENGINES  # the engines that implement the layer's recurrence
-    has_replicas: ClassVar[bool] = False  # whether the scan can run several sets of parameters at once
     # A Stack turns these off for its layers: it checks its own input once, and always passes t_start.
     checks_finite = True
     finds_first_step = True
