@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from bnrnn.errors import report_errors
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.terminal import default_metric, plot, read_curves
 
 
@@ -18,7 +19,7 @@ def main() -> None:
     parser.add_argument("--metric", help="a name in metrics.jsonl; default: the metric of the figure")
     args = parser.parse_args()
     folder, metric = args.results / args.key, args.metric or default_metric(args.key)
-    for title, curves in read_curves(folder, metric).items():
+    for title, curves in read_curves(args.key, Evidence(args.results), metric).items():
         print(plot(curves, metric, title, sys.stdout.isatty()))
     sent = sorted({path.parent for path in folder.rglob("wandb/offline-run-*")})
     for path in sent:

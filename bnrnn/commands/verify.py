@@ -18,8 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.report.agreement import CONSISTENT, DIFFERS, ITSELF, NOTHING, Finding, judge
-from bnrnn.report.run import Run
-from bnrnn.report.runs import group
+from bnrnn.report.run import Run, group
 from bnrnn.report.stored import Stored, load_new, summary_of
 
 DAMAGED = "damaged"
@@ -70,7 +69,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("outputs"), help="of the finished runs")
     parser.add_argument("--results", type=Path, metavar="DIR", help="of the stored runs; default: those of bnrnn")
     args = parser.parse_args()
-    states = verify(args.folder, Stored(args.results) if args.results else Stored())
+    states = verify(args.folder, Stored(args.results))
     sys.exit(int(states[DIFFERS] + states[DAMAGED] > 0))
 
 

@@ -8,11 +8,12 @@ from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
-from bnrnn.report.claims import claim_keys, load_claim
+from bnrnn.report.claim_types import Number
+from bnrnn.report.claims import has_entry, table_of
 from bnrnn.report.run import Run
 from bnrnn.report.summary import Summary, rounded
+from bnrnn.report.tables import number_of
 from bnrnn.training.results import flat, identity
-from bnrnn.training.states import is_stale
 
 CONSISTENT, ITSELF, DIFFERS = "consistent", "consistent (the stored run itself)", "differs"
 NOTHING = "nothing to compare with"
@@ -170,22 +171,20 @@ def _by_paper(run: Run, new: Summary, alike: list[Summary]) -> Finding | None:
     return Finding(CONSISTENT, why, distance) if distance <= 1 else _differing(run, new, alike, why, distance)
 
 
-def published(run: Run) -> list[tuple[str, float, float, float]]:
+def published(run: Run) -> list[tuple[str, float, Number, Number]]:
     """What the paper printed for a run of its length: the quantity, our value, the paper's value and its tolerance."""
-    key = run.result.name
-    if key not in claim_keys() or not run.full_length or not run.in_grid(key):
+    if not has_entry(run.result.name) or not run.full_length:
         return []
-    claim, found = load_claim(key), []
-    row, col = (run.overrides.get(claim.get(axis, ""), "") for axis in ("rows", "cols"))
-    for part in claim.get("published", []):
-        printed = part["cells"].get(row, {}).get(col)
-        measure = {"max": run.peak, "min": run.lowest, None: run.measured}[part.get("best")]
+    table, found = table_of(run.result.name), []
+    row, col = (run.overrides.get(axis, "") for axis in (table.rows, table.cols))
+    for part in table.published if table.has_cell(run.overrides, row, col) else ():
+        printed = part.cells.get(row, {}).get(col)
         try:
-            value = part.get("scale", 1) * measure(part["metric"])
+            value = number_of(run, part)
         except (KeyError, ValueError):  # the run did not measure it, or it has diverged
             value = math.nan
         if printed is not None and (math.isfinite(value) or run.diverged()):
-            found.append((part["what"], value, printed, part["tolerance"]))
+            found.append((part.what, value, printed, part.tolerance))
     return found
 
 
@@ -249,7 +248,7 @@ def first_checks(run: Run, new: Summary, others: list[Summary]) -> str:
         there = {str(value) for other in others if (value := _recorded(other)[title]) is not None}
         if own is not None and there and str(own) not in there:
             found.append(f"{title} {own} here, {_or(there)} there")
-    if is_stale(run.result.name, run.budget, run.result):
+    if run.stale:
         found.append("its recipe has changed since it was trained")
     return f"check first: {', '.join(found)}" if found else "nothing that is recorded differs"
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 
 from bnrnn.metrics import metric_of
-from bnrnn.report.judging import JudgedTest, metrics_of, sides_of
+from bnrnn.report.judging import JudgedTest
 from bnrnn.report.markdown import NONE
 from bnrnn.report.outcome import Outcome
-from bnrnn.report.rules import NEVER, PROPERTY
+from bnrnn.report.rules import NEVER, PROPERTY, RULES
 
 TOO_WIDE = "too few seeds to say"
 
@@ -23,19 +23,18 @@ def effect_in_words(tested: JudgedTest, whole: bool = True) -> str:
     outcome = tested.outcome
     if outcome is None:
         return NONE
-    if tested.test["rule"] == PROPERTY:
-        return f"{outcome.agree} of {outcome.n}"
-    if tested.test["rule"] == "diverges":
-        return f"in {outcome.agree} of {outcome.n} pairs"
+    if tested.test.rule in (PROPERTY, "diverges"):
+        counted = f"{outcome.num_agreeing} of {outcome.n}"
+        return counted if tested.test.rule == PROPERTY else f"in {counted} pairs"
     if not whole and outcome.is_complete and outcome.is_too_wide:
         return TOO_WIDE
     shown, words, reverse = _form(tested, outcome)
-    mean, equal = shown(outcome.mean), len(set(outcome.effects)) == 1
-    if outcome.n == 1 or (equal and outcome.resolution is None):
+    mean = shown(outcome.mean)
+    if outcome.n == 1 or (outcome.is_equal and outcome.resolution is None):
         return words.format(mean)
-    low, high = outcome.resolution if equal and outcome.resolution else outcome.interval
+    low, high = outcome.resolution if outcome.is_equal and outcome.resolution else outcome.interval
     low, high = (high, low) if reverse else (low, high)
-    if equal:
+    if outcome.is_equal:
         return f"{words.format(mean)} ({_range(low, high, shown)})"
     return words.format(mean + (f" [{shown(low)}, {shown(high)}]" if outcome.is_complete else ""))
 
@@ -49,21 +48,19 @@ def _range(low: float, high: float, shown: Callable[[float], str]) -> str:
 
 def _form(tested: JudgedTest, outcome: Outcome) -> tuple[Callable[[float], str], str, bool]:
     """How a number is shown, the words around it, and whether a larger effect is a smaller number."""
-    test, rule = tested.test, tested.test["rule"]
-    if rule in ("reaches_first", "settles_first"):
+    test, rule = tested.test, RULES[tested.test.rule]
+    if test.rule in ("reaches_first", "settles_first"):
         late = [side for side, mark in NEVER.items() if mark in outcome.marks]
         bound = {"of": "at least ", "than": "at most "}[late[0]] if len(late) == 1 else ""
-        return (lambda x: f"{math.exp(-x):.2f}"), f"in {bound}{{}} of the updates", True
-    ratios = {"less_stable": "{} times the largest gradient norm", "less_steady": "{} times as unsteady"}
-    ratios |= dict.fromkeys(("larger_rate", "learns_at_larger_rate"), "{} times the learning rate")
-    if rule in ratios:
-        return (lambda x: f"{math.exp(x):.3g}"), ratios[rule], False
-    metrics = metrics_of(test, sides_of(test)[0])
+        return (lambda x: f"{math.exp(-x):.2f}"), rule.ratio.replace("{}", f"{bound}{{}}"), True
+    if rule.ratio:
+        return (lambda x: f"{math.exp(x):.3g}"), rule.ratio, False
+    metrics = test.sides[0].metrics
     if len(metrics) > 1:
         return (lambda x: f"{100 * x:+.1f}"), "{} %", False
-    metric = metric_of(metrics[0])
+    metric = metric_of(metrics[0]) if metrics else None
     assert metric is not None
-    unit = f"{metric.unit} for each {test.get('per', '1.0')}" if rule == "trend" else metric.unit
-    margin = test.get("margin", 0) if rule in ("no_worse", "alike") else 0
+    unit = f"{metric.unit} for each {test.per}" if test.rule == "trend" else metric.unit
+    margin = test.parameters["margin"] if test.rule in ("no_worse", "alike") else 0
     within = f" (margin {metric.scale * margin:g})" if margin else ""
     return (lambda x: f"{metric.scale * x:+.{metric.digits}f}"), f"{{}} {unit}".strip() + within, False

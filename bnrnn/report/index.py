@@ -1,13 +1,11 @@
 """Renders results/README.md: the tables of all papers that have results."""
 
 from collections.abc import Collection
-from itertools import groupby
-from pathlib import Path
 
-from bnrnn.report.claims import claim_keys, load_claim, load_paper
-from bnrnn.report.runs import load_borrowed, load_runs
+from bnrnn.report.claim_types import PaperEntry, Table
+from bnrnn.report.claims import papers
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.tables import sections
-from bnrnn.report.unfinished import load_unfinished
 
 INTRODUCTION = """
 A program writes every page in this folder from the stored runs. [claims.md](claims.md) judges the claims of the papers.
@@ -23,43 +21,38 @@ Each title below links to a page with the figures and with all runs behind a tab
 NOTES = "Deviations from the paper, and notes on the runs: [notes.md](../experiments/{paper}/notes.md)."
 
 
-def render_index(measured: Collection[str], results_dir: Path) -> str:
+def render_index(measured: Collection[str], evidence: Evidence) -> str:
     """The page results/README.md.
 
     Args:
         measured: the keys `<paper>/<table>` of tables and figures with results. The others share one line per paper.
     """
     parts = ["# Results", INTRODUCTION]
-    for paper, group in groupby(claim_keys(), key=lambda key: key.split("/")[0]):
-        keys = list(group)
-        parts.append(f"## {load_paper(paper)}\n\n{NOTES.format(paper=paper)}\n")
-        tables = {key: _render_tables(key, results_dir) for key in keys if key in measured}
-        parts += [f"### {_link(key)}\n\n{text}" for key, text in tables.items() if text]
-        if without := [f"- {_link(key)}\n" for key, text in tables.items() if not text]:
+    for paper in papers():
+        parts.append(f"## {paper.title}\n\n{NOTES.format(paper=paper.key)}\n")
+        texts = [(e, _render_tables(e, evidence)) for e in paper.entries.values() if e.key in measured]
+        parts += [f"### {_link(entry)}\n\n{text}" for entry, text in texts if text]
+        if without := [f"- {_link(entry)}\n" for entry, text in texts if not text]:
             parts.append(f"### Analyses, and runs without a published number\n\n{''.join(without)}")
-        if missing := [f"`{key.split('/')[1]}`" for key in keys if key not in measured]:
+        if missing := [f"`{name}`" for name, entry in paper.entries.items() if entry.key not in measured]:
             parts.append(f"Tables and figures without any run: {', '.join(missing)}.\n")
-    benchmarks = sorted(path.stem for path in (results_dir / "bench").glob("*.json"))
+    benchmarks = sorted(path.stem for path in (evidence.folder / "bench").glob("*.json"))
     if benchmarks:
         parts.append("## Benchmarks\n\n" + "".join(f"- [{name}](bench/{name}.md)\n" for name in benchmarks))
     return "\n".join(parts)
 
 
-def _link(key: str) -> str:
-    return f"[{load_claim(key)['title']}]({key}.md)"
+def _link(entry: PaperEntry) -> str:
+    return f"[{entry.title}]({entry.key}.md)"
 
 
-def _render_tables(key: str, results_dir: Path) -> str:
+def _render_tables(entry: PaperEntry, evidence: Evidence) -> str:
     """The comparisons of a table or figure with its paper; "" if it has none."""
-    claim = load_claim(key)
-    if "analysis" in claim:
+    if not isinstance(entry, Table):
         return ""
     parts = []
-    runs, unfinished = (
-        [*load_runs(key, results_dir), *load_borrowed(key, results_dir)],
-        load_unfinished(key, results_dir),
-    )
-    for title, table in sections(key, claim, runs, unfinished, collapse=True).items():
-        short = title.removeprefix(claim["title"]).lstrip(",: ")
-        parts.append(f"**{short[0].upper()}{short[1:]}**\n\n{table}")
+    texts = sections(entry, evidence.shown(entry.key), evidence.unfinished(entry.key), collapse=True)
+    for title, text in texts.items():
+        short = title.removeprefix(entry.title).lstrip(",: ")
+        parts.append(f"**{short[0].upper()}{short[1:]}**\n\n{text}")
     return "\n".join(parts)

@@ -1,39 +1,37 @@
 """The curves of a sweep in the terminal, also of runs that are still being trained."""
 
 from collections import defaultdict
-from pathlib import Path
 from statistics import mean
 
 import plotext
 
 from bnrnn.errors import BnrnnError
-from bnrnn.report.claims import load_claim
-from bnrnn.training.log import METRICS, read_jsonl
+from bnrnn.report.claims import has_entry, table_of
+from bnrnn.report.evidence import Evidence
 
 SIZE = (100, 22)  # characters of a plot
 COLORS = ["blue", "orange", "green", "magenta", "cyan", "red", "gray"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"  # points of a curve where there are no colors
-Curve = dict[int, float]  # value by update
+Values = dict[int, float]  # of a curve, by update
 
 
 def default_metric(key: str) -> str:
     """The metric of the first figure of a table, or the validation accuracy for an experiment without a paper."""
-    figures = load_claim(key).get("curves") if load_claim(key) else None
-    return figures[0]["metric"] if figures else "valid/accuracy"
+    curves = table_of(key).curves if has_entry(key) else ()
+    return curves[0].metric if curves else "valid/accuracy"
 
 
-def read_curves(folder: Path, metric: str) -> dict[str, dict[str, list[Curve]]]:
+def read_curves(key: str, evidence: Evidence, metric: str) -> dict[str, dict[str, list[Values]]]:
     """By budget and dataset, and within these by the overrides in which runs differ, one curve for each seed.
 
-    Raises BnrnnError if no run below the folder has recorded the metric.
+    Raises BnrnnError if no run of the experiment has recorded the metric.
     """
-    found, recorded = [], set[str]()
-    for path in sorted(folder.rglob(METRICS)):
-        records = read_jsonl(path)
+    found, recorded, folder = [], set[str](), evidence.folder / key
+    for run_dir, records in evidence.records(key).items():
         recorded |= {name for record in records for name in record}
         curve = {int(r["update"]): float(r[metric]) for r in records if r.get(metric) is not None}
         if curve:
-            budget, *names = path.parent.relative_to(folder).parts
+            budget, *names = run_dir.relative_to(folder).parts
             parts = "/".join(names).split(",")
             panel = ", ".join([budget, *(part for part in parts if part.startswith("data="))])
             found.append((panel, [p for p in parts if not p.startswith(("data=", "seed="))], curve))
@@ -41,13 +39,13 @@ def read_curves(folder: Path, metric: str) -> dict[str, dict[str, list[Curve]]]:
         known = ", ".join(sorted(name for name in recorded if "/" in name)) or "none: train first"
         raise BnrnnError(f"{folder} has no curve of {metric}: its metrics are {known}")
     shared = set.intersection(*(set(parts) for _, parts, _ in found))
-    panels: dict[str, dict[str, list[Curve]]] = defaultdict(lambda: defaultdict(list))
+    panels: dict[str, dict[str, list[Values]]] = defaultdict(lambda: defaultdict(list))
     for panel, parts, curve in found:
         panels[panel][", ".join(part for part in parts if part not in shared) or "all"].append(curve)
     return panels
 
 
-def plot(curves: dict[str, list[Curve]], metric: str, title: str, colored: bool) -> str:
+def plot(curves: dict[str, list[Values]], metric: str, title: str, colored: bool) -> str:
     """A plot of the means over seeds, at the updates that all seeds have, with a line for each curve below it."""
     plotext.clear_figure()
     plotext.theme("clear")

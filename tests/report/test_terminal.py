@@ -3,6 +3,7 @@ import json
 import pytest
 
 from bnrnn.errors import BnrnnError
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.terminal import default_metric, plot, read_curves
 
 
@@ -13,11 +14,11 @@ def put(folder, values: dict[int, float]) -> None:
 
 
 def test_seeds_are_averaged_and_the_differing_overrides_name_the_curves(tmp_path):
-    put(tmp_path / "paper/data=text8,model=lstm,log_every=1,seed=0", {10: 3.0, 20: 2.0})
-    put(tmp_path / "paper/data=text8,model=lstm,log_every=1,seed=1", {10: 4.0})  # still being trained
-    put(tmp_path / "paper/data=text8,model=captioner/rhn,log_every=1,seed=0", {10: 1.0, 20: 0.5})
-    put(tmp_path / "cpu/data=text8,model=lstm,log_every=1,seed=0", {10: 2.0})
-    panels = read_curves(tmp_path, "valid/bpc")
+    put(tmp_path / "a/table/paper/data=text8,model=lstm,log_every=1,seed=0", {10: 3.0, 20: 2.0})
+    put(tmp_path / "a/table/paper/data=text8,model=lstm,log_every=1,seed=1", {10: 4.0})  # still being trained
+    put(tmp_path / "a/table/paper/data=text8,model=captioner/rhn,log_every=1,seed=0", {10: 1.0, 20: 0.5})
+    put(tmp_path / "a/table/cpu/data=text8,model=lstm,log_every=1,seed=0", {10: 2.0})
+    panels = read_curves("a/table", Evidence(tmp_path), "valid/bpc")
     assert {name: set(curves) for name, curves in panels.items()} == {
         "paper, data=text8": {"model=lstm", "model=captioner/rhn"}, "cpu, data=text8": {"model=lstm"}
     }  # fmt: skip
@@ -30,7 +31,7 @@ def test_seeds_are_averaged_and_the_differing_overrides_name_the_curves(tmp_path
 
 
 def test_a_metric_that_no_run_has_is_named_with_those_that_there_are(tmp_path):
-    put(tmp_path / "paper/model=lstm,seed=0", {10: 3.0})
+    put(tmp_path / "a/table/paper/model=lstm,seed=0", {10: 3.0})
     with pytest.raises(BnrnnError, match=r"no curve of valid/ppl: its metrics are valid/bpc"):
-        read_curves(tmp_path, "valid/ppl")
+        read_curves("a/table", Evidence(tmp_path), "valid/ppl")
     assert default_metric("cooijmans2016/table2") == "valid/bpc" and default_metric("quickstart") == "valid/accuracy"
