@@ -81,11 +81,13 @@ def render_times(rows: list[dict[str, Any]], peak: float | None) -> str:
 
 
 def render_errors(errors: dict[str, dict[str, Any]]) -> str:
+    """The relative error of each engine, by shape."""
     table = [[name, f"{row['T']}", *(f"{e:.1e}" for e in row["error"].values())] for name, row in errors.items()]
     return markdown(["shape", "T", *next(iter(errors.values()))["error"]], table)
 
 
 def render_memory(rows: dict[str, dict[str, Any]]) -> str:
+    """The memory of each variant over that of nn.LSTM, by shape."""
     table = []
     for name, row in rows.items():
         lstm = row["MiB"][NN_LSTM]

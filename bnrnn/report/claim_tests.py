@@ -12,7 +12,7 @@ from bnrnn.config import CONF, grid_of, sweep
 from bnrnn.metrics import metric_of
 from bnrnn.report.claim_types import REMARKS, Analysis, ClaimTest, PaperEntry, Side, Table
 from bnrnn.report.rules import PROPERTY, RULES
-from bnrnn.report.schema import Keys, build, convert
+from bnrnn.report.schema import Keys, build, convert, listed
 
 SPLITS = ("train", "valid", "test", "train_set")
 SEPARATORS = {"of": " against ", "order": " > ", "sides": ", "}  # by the key of the sides: what stands between them
@@ -72,11 +72,10 @@ def _entry(given: Keys, key: str, entries: Mapping[str, PaperEntry], kind: type[
 
 def _sides(given: Keys, keys: tuple[str, ...], table: Table, entries: Mapping[str, PaperEntry]) -> tuple[Side, ...]:
     """The sides of a test. Each must be one cell of a grid, for every seed and every value that is compared."""
-    found = [_take(given, key, Any if len(keys) == 2 else tuple[Any, ...]) for key in keys]
-    found = found if len(keys) == 2 else found[0]
+    found = [_take(given, key, Any) for key in keys] if len(keys) == 2 else listed(given, keys[0])
     where, sides = convert(given.get("where", Keys()), dict[str, Scalar], given, "where"), []
     for side in found:
-        if not isinstance(side, Keys):
+        if not isinstance(side, Keys):  # the list of an order or of sides has nothing else
             raise given.error(f"a side is {side!r}", "keys and values", keys[0])
         own = _entry(side, "experiment", entries, Table) if "experiment" in side else table
         metrics = convert(side.get("metric", given.get("metric", [])), str | tuple[str, ...], side, "metric")

@@ -13,10 +13,11 @@ from bnrnn.config import ROOT, sweep
 from bnrnn.errors import BnrnnError
 from bnrnn.report.claim_tests import check_metric, read_test
 from bnrnn.report.claim_types import Analysis, Claim, Curve, Paper, PaperEntry, Points, Table, is_within
-from bnrnn.report.schema import Keys, build, convert, load_keys
+from bnrnn.report.schema import REMEDY, Keys, build, convert, listed, load_keys
 from bnrnn.system.files import read_json, reading
 
 CLAIMS, POINTS = "claims.yaml", "points.json"
+WHAT = "a file of claims"
 SECTIONS = ("paper", "needs", "claims")  # what is no table or figure in a claims.yaml
 
 
@@ -101,9 +102,14 @@ def needed(key: str) -> tuple[list[str], list[Path]]:
 @cache
 def read_paper(path: Path) -> Paper:
     """The content of a claims.yaml. Raises BnrnnError, with file and line, for whatever does not fit."""
-    content = load_keys(path, "a file of claims")
+    content = load_keys(path, WHAT)
+    with reading(path, REMEDY, WHAT):
+        return _paper(path, content)
+
+
+def _paper(path: Path, content: Keys) -> Paper:
     for name in ("paper", *(name for name in content if name not in SECTIONS)):
-        if not isinstance(content.get(name), str if name == "paper" else Keys):
+        if not isinstance(name, str) or not isinstance(content.get(name), str if name == "paper" else Keys):
             raise content.error(f"{name} is {content.get(name)!r}", "text" if name == "paper" else "keys", name)
     points, paper = _read_points(path.with_name(POINTS)), path.parent.name
     entries = {name: _entry(f"{paper}/{name}", content[name], points) for name in content if name not in SECTIONS}
@@ -114,8 +120,12 @@ def read_paper(path: Path) -> Paper:
     for name, parts in needs.items():
         if unknown := [part for part in parts if part not in entries]:
             raise content["needs"].error(f"{name} needs {unknown[0]}", f"one of {', '.join(entries)}", name)
-    given = convert(content.get("claims", Keys()), dict[str, Any], content, "claims")
-    claims = {name: _claim(name, keys, content["claims"], entries, paper) for name, keys in given.items()}
+    claims = {}
+    for name, given in convert(content.get("claims", Keys()), dict[str, Any], content, "claims").items():
+        if not isinstance(given, Keys) or not listed(given, "tests"):
+            raise content["claims"].error(f"{name} is {given!r}", "a claim with says, where and tests", name)
+        tests = tuple(read_test(name, paper, test, entries) for test in listed(given, "tests"))
+        claims[name] = build(Claim, given, also=("tests",), name=name, paper=paper, tests=tests)
     return Paper(path, content["paper"], needs, entries, claims)
 
 
@@ -123,20 +133,18 @@ def _read_points(path: Path) -> dict[str, Points]:
     """The points of a paper's curves, by figure, row, column and update; {} for a paper without this file."""
     if not path.exists():
         return {}
-    with reading(path, "restore it with git", "a file of points"):
-        figures = read_json(path, "restore it with git", "a file of points")
-        return {
-            f: {r: {c: dict(p) for c, p in cols.items()} for r, cols in rows.items()} for f, rows in figures.items()
-        }
+    with reading(path, REMEDY, "a file of points"):
+        figures = read_json(path, REMEDY, "a file of points")
+        return {figure: {row: {col: dict(pairs) for col, pairs in cols.items()} for row, cols in rows.items()}
+                for figure, rows in figures.items()}  # fmt: skip
 
 
 def _entry(key: str, given: Keys, points: dict[str, Points]) -> PaperEntry:
     if "analysis" in given:
         return build(Analysis, given, key=key)
-    curves = []
-    for keys in convert(given.get("curves", []), tuple[Any, ...], given, "curves"):
-        curves.append(build(Curve, keys, points=points.get(keys.get("like", keys.get("figure")), {})))
-    table = build(Table, given, also=("curves",), key=key, curves=tuple(curves))
+    curves = tuple(build(Curve, keys, points=points.get(str(keys.get("like", keys.get("figure"))), {}))
+                   for keys in listed(given, "curves"))  # fmt: skip
+    table = build(Table, given, also=("curves",), key=key, curves=curves)
     _check_cells(table, given)
     return table
 
@@ -150,9 +158,9 @@ def _check_cells(table: Table, given: Keys) -> None:
     for axis, option in (("rows", table.rows), ("cols", table.cols)):
         if option not in own:
             raise given.error(f"{axis} is {option}", f"an option of the grid: {', '.join(own)}", axis)
-    for name in ("published", "measured", "curves"):
-        for keys in given.get(name, []):
-            check_metric(keys["metric"], keys)
+    parts = [keys for name in ("published", "measured", "curves") for keys in given.get(name, [])]
+    for keys in [*parts, given["search"]] if table.search else parts:
+        check_metric(keys["metric"], keys)
     cells = [("published", part.cells) for part in table.published] + [("curves", c.points) for c in table.curves]
     cells += [("search", {row: {} for row in table.search.published})] if table.search else []
     for section, by_row in cells:
@@ -171,13 +179,3 @@ def _check_cells(table: Table, given: Keys) -> None:
 def _check_names(names: Iterable[str], known: list[str], kind: str, section: str, given: Keys) -> None:
     if unknown := [name for name in names if name not in known]:
         raise given.error(f"{section} has the {kind} {unknown[0]}", f"one of the grid: {', '.join(known)}", section)
-
-
-def _claim(name: str, given: Any, section: Keys, entries: dict[str, PaperEntry], paper: str) -> Claim:
-    if not isinstance(given, Keys):
-        raise section.error(f"{name} is {given!r}", "a claim with says, where and tests", name)
-    tests = convert(given.get("tests", []), tuple[Any, ...], given, "tests")
-    if not tests or not all(isinstance(test, Keys) for test in tests):
-        raise given.error(f"claim {name} has no tests", "a list of tests, each with keys", "tests")
-    read = tuple(read_test(name, paper, test, entries) for test in tests)
-    return build(Claim, given, also=("tests",), name=name, paper=paper, tests=read)

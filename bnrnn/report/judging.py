@@ -14,7 +14,8 @@ from bnrnn.report.claim_types import ClaimTest, Side
 from bnrnn.report.claims import analysis_of
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.outcome import Outcome
-from bnrnn.report.rules import FILE_ORDER, PROPERTY, RULES, Pairing
+from bnrnn.report.pairing import Pairing
+from bnrnn.report.rules import FILE_ORDER, PROPERTY, RULES
 from bnrnn.report.run import Run, depends_on_order
 from bnrnn.report.schema import REMEDY
 

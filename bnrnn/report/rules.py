@@ -8,14 +8,14 @@ with this rule must have.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import signature
 from itertools import pairwise, takewhile
 from statistics import linear_regression
 from typing import Any, get_type_hints
 
-from bnrnn.metrics import sign
 from bnrnn.report.outcome import CONTRADICTED, Outcome
+from bnrnn.report.pairing import Pairing
 from bnrnn.report.run import Run
 
 Number = int | float
@@ -28,10 +28,6 @@ LARGEST = "a side that trains at the largest rate tried might train at larger on
 FILE_ORDER = (
     "validated in the order of the file, which is harder for a model with batch normalization if neighbours in the "
     "file are alike (D7)"
-)
-DIVERGED = (
-    "a pair of which one run diverged counts like the other pair that is farthest from the threshold; if both "
-    "diverged, there is no difference"
 )
 
 
@@ -74,44 +70,6 @@ def rule(sides: str = "of", reads: str = "end", ratio: str = "") -> Callable[...
         return judge
 
     return add
-
-
-@dataclass
-class Pairing:
-    """The runs of a test: for each seed, the runs of each side.
-
-    Args:
-        by_seed: the runs of each side, by seed. A side has one run, unless the rule compares several learning rates.
-        metrics: the metrics of each side.
-        updates: the number of updates up to which runs are compared; None for whole runs.
-        marks: remarks on the outcome, for the page.
-    """
-
-    by_seed: dict[str, list[list[Run]]]
-    metrics: list[tuple[str, ...]]
-    updates: int | None = None
-    marks: set[str] = field(default_factory=set)
-
-    def signed_values(self, k: int = 0) -> list[list[float]]:
-        """The k-th metric of all sides, one list per seed, with a sign with which larger is better.
-
-        A diverged run has minus infinity. The list is empty if all runs diverged.
-        """
-        found = [
-            [self._signed(runs[0], names[k]) for runs, names in zip(sides, self.metrics, strict=True)]
-            for sides in self.by_seed.values()
-        ]
-        return found if any(math.isfinite(value) for row in found for value in row) else []
-
-    def _signed(self, run: Run, metric: str) -> float:
-        if self.lost(run):
-            self.marks.add(DIVERGED)
-            return -math.inf
-        return sign(metric) * run.best_until(metric, self.updates)
-
-    def lost(self, run: Run) -> bool:
-        """Whether a run diverged within the updates that are compared."""
-        return run.diverged(self.updates)
 
 
 def _difference(of: float, than: float) -> float:

@@ -14,7 +14,7 @@ from hydra.utils import get_class
 from bnrnn.data.base import FILE as FILE_ORDER
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import READ, from_loss, sign
-from bnrnn.report.summary import has_gamma
+from bnrnn.report.summary import averaged, has_gamma
 from bnrnn.training.log import METRICS
 from bnrnn.training.pieces import file_order_until
 from bnrnn.training.results import FILE, Result, flat
@@ -108,19 +108,9 @@ class Run:
         split, name = metric.split("/") if "/" in metric else ("", metric)
         if split != "train":
             return {int(r["update"]): r[metric] for r in self.records if r.get(metric) is not None}
-        recorded = "train/loss" if from_loss(name, 0.0) else metric
-        series, total, seen, counted = {}, 0.0, 0, 0
-        for record in self.records:
-            update = int(record["update"])
-            if recorded in record and record[recorded] is None:
-                break  # null stands for a value that is not finite: the run has diverged
-            if recorded in record:
-                total, seen = total + record[recorded] * (update - seen), update
-            elif seen > counted:
-                average = total / (seen - counted)
-                series[update] = from_loss(name, average).get(name, average)
-                total, counted = 0.0, seen
-        return series
+        if not from_loss(name, 0.0):
+            return averaged(self.records, metric)
+        return {update: from_loss(name, loss)[name] for update, loss in averaged(self.records, "train/loss").items()}
 
     def mean_within(self, metric: str, low: int, high: int) -> float | None:
         """The mean of the metric over the evaluations after update `low` and up to `high`; None without one."""

@@ -61,10 +61,22 @@ def parse_keys(text: str, path: Path) -> Keys:
     """The mapping in a text of YAML; errors about it name the path. Raises ValueError if the text is none."""
     loader = _Loader(text)
     loader.path = path
-    content = loader.get_single_data()
+    try:
+        content = loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        place = f"{path}, line {error.problem_mark.line + 1}" if error.problem_mark else path
+        raise BnrnnError(f"{place}: {error.problem}: {REMEDY}") from None
     if not isinstance(content, Keys):
         raise ValueError("expected keys and values")
     return content
+
+
+def listed(given: Keys, key: str) -> list[Keys]:
+    """The mappings in a list; [] without the key. Raises BnrnnError, with file and line, for anything else."""
+    found = given.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(item, Keys) for item in found):
+        raise given.error(f"{key} is {json.dumps(found, default=str)}", "a list, each keys and values", key)
+    return found
 
 
 def build(kind: type[T], given: Keys, also: tuple[str, ...] = (), **computed: Any) -> T:
@@ -78,7 +90,9 @@ def build(kind: type[T], given: Keys, also: tuple[str, ...] = (), **computed: An
     """
     hints, own = get_type_hints(kind), {field.name: field for field in fields(kind) if field.name not in computed}  # pyright: ignore[reportArgumentType]
     if unknown := [key for key in given if key not in own and key not in also]:
-        raise given.error(f"the key {unknown[0]} is unknown", f"one of {', '.join([*own, *also])}", unknown[0])
+        raise given.error(
+            f"the key {unknown[0]} is unknown", f"one of {', '.join(map(str, [*own, *also]))}", unknown[0]
+        )
     for name, field in own.items():
         if name not in given and field.default is MISSING and field.default_factory is MISSING:
             raise given.error(f"{name} is missing", f"a key {name} with {in_words(hints[name])}")

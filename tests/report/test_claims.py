@@ -112,8 +112,11 @@ def test_an_entry_without_curves_has_a_page_and_no_figure(tmp_path, monkeypatch)
     ("reach: {pmnist", "reach: {mnist", 11, "curves has the column mnist, expected one of the grid: "),
     ("rows: model", "rows: modle", 6, "rows is modle, expected an option of the grid: model, data, seed"),
     ("valid/accuracy", "valid/acuracy", 12, "metric is valid/acuracy, expected <split>/<metric>"),
+    ("curves:\n", "curves: [5]\n  x:\n", 11, "curves is [5], expected a list, each keys and values"),
+    ("tests:\n", "tests: [5]\n    x:\n", 18, "tests is [5], expected a list, each keys and values"),
     ("fig2: [table1]", "fig2: [tabel1]", 3, "fig2 needs tabel1, expected one of table1, fig3b"),
     ("table1:\n", "tabel1:\n", 5, "experiment=cooijmans2016/tabel1 is unknown: "),
+    ("numbers: {", "numbers: [", 13, "did not find expected ',' or ']'"),
     ("numbers: {", "nubers: {", 13, "the key nubers is unknown"),
 ])  # fmt: skip
 def test_what_no_program_would_understand_is_refused_with_its_line(tmp_path, found, changed, line, message):

@@ -9,7 +9,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.report import outcome as outcomes
 from bnrnn.report import rules
 from bnrnn.report.outcome import CONTRADICTED, HOLDS, UNDECIDED, Outcome
-from bnrnn.report.rules import Pairing
+from bnrnn.report.pairing import DIVERGED, Pairing
 from bnrnn.report.run import Run
 from bnrnn.training.results import Result
 
@@ -111,9 +111,7 @@ def lost(n: int = 3) -> list[Run]:
 def test_a_run_that_diverged_alone_is_worse_by_as_much_as_the_largest_difference():
     of, than = final(0.9, 0.8, 0.85), [*final(0.5, 0.7), *lost(1)]
     given = pairing(of, than)
-    assert rules.ends_better(given, margin=0.1).effects == pytest.approx((0.4, 0.1, 0.4)) and given.marks == {
-        rules.DIVERGED
-    }
+    assert rules.ends_better(given, margin=0.1).effects == pytest.approx((0.4, 0.1, 0.4)) and given.marks == {DIVERGED}
     assert rules.ends_better(pairing(than, of), margin=0.1).effects == pytest.approx((-0.4, -0.1, -0.4))
     both = pairing([*of[:2], *lost(1)], than)
     assert rules.ends_better(both, margin=0.1).effects == pytest.approx((0.4, 0.1, 0.0))
@@ -305,7 +303,7 @@ def test_a_trend_is_the_slope_of_a_line_through_the_sides_and_larger_values_end_
     assert rules.trend(given, at=at).effects[1] == pytest.approx(1.0), (
         "the diverged run counts like the worst, 1, 3 and 3"
     )
-    assert rules.DIVERGED in given.marks
+    assert DIVERGED in given.marks
 
 
 def test_training_is_unsteady_by_how_much_its_loss_lies_above_its_lowest_so_far():
