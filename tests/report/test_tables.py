@@ -15,7 +15,7 @@ from bnrnn.report.claims import entries, entry_of, in_grid, papers, table_of
 from bnrnn.report.claims import tables as all_tables
 from bnrnn.report.curve_tables import render_reach
 from bnrnn.report.evidence import Evidence
-from bnrnn.report.index import render_index
+from bnrnn.report.pages import render_index
 from bnrnn.report.run import Run, order_in_words
 from bnrnn.report.run_tables import render_summary
 from bnrnn.training.results import Result, config_record

@@ -20,13 +20,7 @@ from bnrnn.system.files import write_text
 
 FIGURES = (".png", ".svg")
 NOTEBOOK = "examples/gamma"
-FIRST = (
-    "docs/choosing",
-    "docs/layer",
-    "examples",
-    NOTEBOOK,
-    "docs/engines",
-)  # the documents of those who use the layers
+FIRST = ("docs/choosing", "docs/layer", "examples", NOTEBOOK, "docs/engines")  # for those who use the layers
 TOCTREE = """```{{toctree}}
 :hidden:
 :maxdepth: 2
@@ -64,17 +58,10 @@ def write(folder: Path, evidence: Evidence, with_plot: Collection[str]) -> None:
     benchmarks = sorted(f"results/bench/{path.stem}" for path in (evidence.folder / "bench").glob("*.md"))
     contents = {
         "Using the layers": [*FIRST, "api/index"],
-        "Results": [
-            "results/README",
-            "results/claims",
-            *of_papers,
-            "results/runs",
-            "gallery",
-            programs.KEY,
-            *benchmarks,
-        ],
+        "Results": ["results/README", "results/claims", *of_papers, "results/runs", "gallery", programs.KEY,
+                    *benchmarks],
         "The repository": [name for name in documents if name not in FIRST and not name.startswith("results")],
-    }
+    }  # fmt: skip
     navigation = [TOCTREE.format(caption=k, entries="\n".join(v)) for k, v in contents.items()]
     write_text(folder / "index.md", front.render(front.readme(), "\n".join(navigation)))
 
