@@ -91,13 +91,17 @@ def _log_ratio(of: float, than: float) -> float:
     return math.log(of / than) if of and than else math.copysign(math.inf, of - than)
 
 
-def _bounded(effects: Sequence[float], threshold: Number = 0.0) -> Outcome:
+def _bounded(effects: Sequence[float], threshold: Number = 0.0, have_sizes: bool = True) -> Outcome:
     """The outcome of effects of which some are infinite. These become as far from the threshold as the farthest of the
-    others, or 1 if there is no other. If all are equal then, they only have a direction, in which all must agree."""
+    others, or 1 if there is no other. If all are equal then, they show a direction, in which all must agree.
+
+    Args:
+        have_sizes: whether the finite effects were all measured; False if some only stand for a direction.
+    """
     farthest = max((abs(e - threshold) for e in effects if math.isfinite(e)), default=0.0) or 1.0
     finite = tuple(e if math.isfinite(e) else threshold + math.copysign(farthest, e) for e in effects)
-    have_size = all(map(math.isfinite, effects)) or len(set(finite)) > 1
-    return Outcome(finite, float(threshold), unanimous=not have_size)
+    are_measured = have_sizes and all(map(math.isfinite, effects))
+    return Outcome(finite, float(threshold), unanimous=not are_measured and len(set(finite)) == 1)
 
 
 @rule()
@@ -241,7 +245,7 @@ def _times(pairing: Pairing, factor: Number, measure: Callable[[Run], float | No
             effects.append((threshold + 1) * ((first is None) - (second is None)))
         else:
             effects.append(_log_ratio(first, second))
-    return _bounded(effects, threshold)
+    return _bounded(effects, threshold, have_sizes=mark not in pairing.marks)
 
 
 @rule(reads="", ratio="{} times the learning rate")

@@ -243,6 +243,7 @@ def test_stability_compares_the_largest_gradients():
     assert compared(trained, lost).effects[0] < -math.log(10)
     assert compared(lost, lost).effects == (0.0,)
     assert compared([peaks(None)], [peaks(2.0)]).num_agreeing == 1  # a norm of infinity
+    assert compared(lost * 3, trained * 3).verdict == HOLDS and compared(trained * 3, lost * 3).verdict == CONTRADICTED
 
 
 def test_the_largest_learning_rate_has_no_divergence_below_it():
