@@ -2,15 +2,15 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
 from bnrnn.report.claim_types import Number
 from bnrnn.report.claims import has_entry, table_of
 from bnrnn.report.run import Run
+from bnrnn.report.stored import Stored, summary_of
 from bnrnn.report.summary import Summary, rounded
 from bnrnn.report.tables import number_of
 from bnrnn.training.results import flat, identity
@@ -33,9 +33,6 @@ class Finding:
     distance: float = 0.0
 
 
-Check = Callable[[Run, Summary, list[Summary]], Finding | None]
-
-
 def prediction_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
     """The interval in which one new value lies with this probability, if all are drawn from one normal distribution."""
     from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats is slow to import
@@ -56,16 +53,9 @@ def same_recipe(one: Summary, other: Summary) -> bool:
     return one.key == other.key and recipe_of(one.config) == recipe_of(other.config)
 
 
-def judge(
-    runs: list[tuple[Run, Summary]], stored: list[Summary], unfinished: Callable[[], list[Summary]] = list
-) -> Finding:
-    """The finding of a cell: new runs that differ only in their seed.
-
-    Args:
-        stored: the stored runs of the experiment.
-        unfinished: reads those that have not ended; it is called only if their curves are needed.
-    """
-    found = {run.seed: judge_run(run, new, stored, unfinished) for run, new in runs}
+def judge_cell(runs: list[Run], stored: Stored) -> Finding:
+    """The finding of a cell: new runs that differ only in their seed."""
+    found = {run.seed: judge_run(run, stored) for run in runs}
     state = next(state for state in STATES if any(finding.state == state for finding in found.values()))
     seeds = [seed for seed, finding in found.items() if finding.state == state]
     worst = found[max(seeds, key=lambda seed: found[seed].distance)]
@@ -77,16 +67,17 @@ def judge(
     return Finding(state, f"{counted}, {which} seed {named}: {worst.why}", worst.distance)
 
 
-def judge_run(run: Run, new: Summary, stored: list[Summary], unfinished: Callable[[], list[Summary]]) -> Finding:
+def judge_run(run: Run, stored: Stored) -> Finding:
     """The finding of one run: by the first of the comparisons that is possible."""
-    alike = [other for other in stored if same_recipe(new, other)]
+    new = summary_of(run)
+    alike = [other for other in stored.finished(new.key) if same_recipe(new, other)]
     if any(_is_copy(new, other) for other in alike):
         return Finding(ITSELF, "")
-    by_curve = partial(_by_curve, unfinished=unfinished)
-    checks: list[Check] = [_by_divergence, _by_interval, _by_paper, by_curve]
-    findings = (check(run, new, alike) for check in checks)
-    finding = next((finding for finding in findings if finding), None)
-    return finding or Finding(NOTHING, _why_nothing(new, stored, alike))
+    finding = _by_divergence(run, new, alike) or _by_interval(run, new, alike) or _by_paper(run, new, alike)
+    if finding is None:  # only now are the curves of unfinished runs needed
+        curves = [*alike, *(other for other in stored.unfinished(new.key) if same_recipe(new, other))]
+        finding = _by_curve(run, new, curves)
+    return finding or Finding(NOTHING, _why_nothing(new, stored.finished(new.key), alike))
 
 
 def _is_copy(new: Summary, other: Summary) -> bool:
@@ -188,10 +179,9 @@ def published(run: Run) -> list[tuple[str, float, Number, Number]]:
     return found
 
 
-def _by_curve(run: Run, new: Summary, alike: list[Summary], unfinished: Callable[[], list[Summary]]) -> Finding | None:
+def _by_curve(run: Run, new: Summary, alike: list[Summary]) -> Finding | None:
     """Compare the curves of validation at the last shared update; None without one."""
     name = f"valid/{new.metric}"
-    alike = [*alike, *(s for s in unfinished() if same_recipe(new, s))]
     curves: dict[str, dict[int, float]] = {}
     for other in sorted(alike, key=lambda s: s.updates):  # of a seed, the longest counts
         if not _depends_on_order(name, new, other) and new.curve.keys() & other.curve.keys():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bnrnn.config import PACKAGE, ROOT
 from bnrnn.errors import BnrnnError
-from bnrnn.report.evidence import Evidence, read_run
+from bnrnn.report.evidence import Evidence, once, read_run
 from bnrnn.report.run import Run
 from bnrnn.report.summary import Summary, found_results, summarize
 from bnrnn.system.files import read_text, reading
@@ -30,12 +30,14 @@ class Stored:
         self.evidence = Evidence(self.path)
         self.shipped = None if self.path.is_dir() else list(_read_lines(self.path))
 
+    @once
     def finished(self, key: str) -> list[Summary]:
         """The finished runs of an experiment. Damaged ones are reported and left out."""
         if self.shipped is not None:
             return [summary for summary in self.shipped if summary.key == key]
         return [summary_of(run) for run in self.evidence.runs(key)]
 
+    @once
     def unfinished(self, key: str) -> list[Summary]:
         """The runs of an experiment that have not ended."""
         return [summary_of(run) for run in self.evidence.unfinished(key)]
