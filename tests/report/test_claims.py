@@ -116,6 +116,15 @@ def test_an_entry_without_curves_has_a_page_and_no_figure(tmp_path, monkeypatch)
     ("tests:\n", "tests: [5]\n    x:\n", 18, "tests is [5], expected a list, each keys and values"),
     ("fig2: [table1]", "fig2: [tabel1]", 3, "fig2 needs tabel1, expected one of table1, fig3b"),
     ("table1:\n", "tabel1:\n", 5, "experiment=cooijmans2016/tabel1 is unknown: "),
+    ("  cols: data\n", "  cols: data\n  borrows: {lstmm: {experiment: cooijmans2016/table2}}\n", 8,
+     "borrows has the row lstmm, expected one of the grid"),
+    ("  cols: data\n", "  cols: data\n  borrows: {lstm: {data: pmnist}}\n", 8, "lstm names no experiment, expected"),
+    ("  cols: data\n", "  cols: data\n  search: {figure: f, title: t, x: optim.lr, metric: valid/loss, published: "
+     "{gru: {}}}\n", 8, "search has the row gru, expected one of the grid"),
+    ("  cols: data\n", "  cols: data\n  cited: [{model: m, what: w, values: {mnist: 1}}]\n", 8,
+     "cited has the column mnist, expected one of the grid"),
+    ("rule: ends_better", "order: [], rule: ends_better", 19, "the key order is unknown"),
+    ("rule: ends_better", "rule: ranking", 20, "the key margin is unknown"),
     ("numbers: {", "numbers: [", 13, "did not find expected ',' or ']'"),
     ("numbers: {", "nubers: {", 13, "the key nubers is unknown"),
 ])  # fmt: skip
@@ -153,6 +162,14 @@ def test_a_property_has_the_arguments_of_its_function():
     for changed in ({"property": "setles"}, {"byy": 20}):
         with pytest.raises(BnrnnError, match=r"claims.yaml, line 1: the property is .*, expected a function of exper"):
             judge(claim_test({**given, **changed}), Evidence(ROOT / "missing"))
+
+
+def test_a_trend_has_a_value_for_each_side():
+    given = {"scope": "paper", "rule": "trend", "experiment": "fig6_pmnist", "metric": "train/loss", "at": [0.3, 1],
+             "sides": [{"model.layer.gamma_init": 0.3}, {"model.layer.gamma_init": 1.0}]}  # fmt: skip
+    assert claim_test(given).parameters == {"at": (0.3, 1)}
+    with pytest.raises(BnrnnError, match=r"line \d+: at has 3 values, expected one for each of the 2 sides"):
+        claim_test({**given, "at": [0.3, 0.5, 1]})
 
 
 def test_overrides_are_compared_as_hydra_writes_them():

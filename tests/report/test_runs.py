@@ -262,6 +262,8 @@ def test_a_copied_folder_is_no_run_of_another_seed(tmp_path, capsys):
     shutil.copytree(folder, folder.with_name(folder.name.replace("seed=0", "seed=1")))
     assert [run.seed for run in Evidence(tmp_path).runs(key)] == ["0"]
     assert "seed=1 has the result of another run (data=pmnist, model=lstm, seed=0)" in capsys.readouterr().err
+    shutil.copytree(folder, tmp_path / WORDS / "paper" / folder.name)
+    assert Evidence(tmp_path).runs(WORDS) == [], "nor of another experiment"
     cells = expand([f"experiment={key}", "data=pmnist", "model=lstm", "seed=0,1", f"out_dir={tmp_path}"])
     with pytest.raises(BnrnnError, match=r"seed=1/result.json is the result of another run"):
         check_results(cells)
