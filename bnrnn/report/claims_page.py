@@ -28,7 +28,8 @@ two verdicts, and a page of its own with all tests.
   effect (Student's t) lies above the rule's threshold, and *contradicted* or *disagrees* if it lies below. For
   divergence, and for properties of an analysis, all pairs or draws have to agree instead.
 - "too few seeds to say": the interval is so wide that it tells nothing about the size of the effect. The numbers are on
-  the claim's page. Equal effects have no interval; where they were measured coarsely, their possible range is given.
+  the claim's page. Equal effects have no interval; where they were measured coarsely, their possible range is given,
+  and decides in its place.
 - The column *rules* says whether the rules were committed before their runs were started.
 - A run that diverged counts. Several claims rest on the same runs, and intervals are not corrected for that.
 """
