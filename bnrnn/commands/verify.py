@@ -63,6 +63,7 @@ def verify(folder: Path, stored: Stored) -> Counter[str]:
 
 
 def main() -> None:
+    """Read the arguments, and end with the exit status of the comparison."""
     parser = ArgumentParser("bnrnn-verify", description="Whether finished runs agree with the stored ones.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path("outputs"), help="of the finished runs")
     parser.add_argument("--results", type=Path, metavar="DIR", help="of the stored runs; default: those of bnrnn")

@@ -6,13 +6,12 @@ from statistics import mean
 
 from bnrnn.report.claim_types import Curve, Table
 from bnrnn.report.markdown import NONE, markdown, spread
-from bnrnn.report.run import Run, depends_on_order, longest
-from bnrnn.report.verdicts import NOT_RUN
+from bnrnn.report.outcome import NOT_RUN
+from bnrnn.report.run import Run, longest, marked, with_footnote
 
 WINDOWS = """Means over all points of the paper's curve, and over all our evaluations, within windows of updates (above
 the first bound, up to the second); ours are mean ± standard deviation over runs.
 """
-IN_FILE_ORDER = "\\*"  # marks numbers of batch statistics in the order of the file
 REACH = """Updates and seconds until the first evaluation that reaches the level or a better one: mean ± standard
 deviation over the runs that reached it, and their number n of all runs. Runs are evaluated every {every} updates, so
 updates and seconds are rounded up to the next evaluation. Seconds are wall-clock time of training updates, without
@@ -75,16 +74,3 @@ def _spread_reached(values: list[float], cell: list[Run]) -> str:
     if not cell:
         return NOT_RUN
     return spread(values, 0, len(cell)) if values else f"{NONE} (n=0 of {len(cell)})"
-
-
-def marked(text: str, runs: list[Run], metric: str) -> str:
-    """The text with a mark if it is of batch statistics of runs that were evaluated in the order of the file."""
-    return f"{text} {IN_FILE_ORDER}" if depends_on_order(metric) and any(run.in_file_order for run in runs) else text
-
-
-def with_footnote(table: str) -> str:
-    """A table with the meaning of the mark, if the table has one."""
-    about = (
-        "evaluated in the order of the file; the authors' evaluations and our later ones are shuffled (see the notes)"
-    )
-    return f"{table}\n{IN_FILE_ORDER} {about}.\n" if IN_FILE_ORDER in table else table

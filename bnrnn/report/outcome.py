@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 LEAST_PAIRS = 3
-HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
+HOLDS, CONTRADICTED, UNDECIDED, NOT_RUN = "holds", "contradicted", "undecided", "not run"
 
 
 @dataclass(frozen=True)

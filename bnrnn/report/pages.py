@@ -1,6 +1,5 @@
 """Every rendered file: the pages and figures of results/, and the blocks in README.md, docs/ and notes."""
 
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from bnrnn.report.claim_types import Analysis, PaperEntry, Table
 from bnrnn.report.claims import analysis_of, entries, entry_of, has_entry, papers, table_of
 from bnrnn.report.claims_page import claim_pages, render_short
 from bnrnn.report.evidence import Evidence
-from bnrnn.report.markdown import markdown
+from bnrnn.report.markdown import BLOCK, markdown
 from bnrnn.report.rule_history import has_history
 from bnrnn.report.run_tables import render_summary
 from bnrnn.report.tables import drawn, render, sections
@@ -35,7 +34,6 @@ Each title below links to a page with the figures and with all runs behind a tab
 - Models, data and settings have the names of their files in `conf/`.
 """
 NOTES = "Deviations from the paper, and notes on the runs: [notes.md](../experiments/{paper}/notes.md)."
-BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def measured_keys(evidence: Evidence) -> list[str]:

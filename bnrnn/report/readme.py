@@ -9,11 +9,11 @@ from matplotlib.ticker import PercentFormatter
 from bnrnn.report.bench_page import render_ratio
 from bnrnn.report.claims import table_of, tables
 from bnrnn.report.evidence import BUDGET, Evidence
+from bnrnn.report.outcome import NOT_RUN
 from bnrnn.report.plots import named
 from bnrnn.report.run import Run
 from bnrnn.report.style import LOOKS, save
 from bnrnn.report.tables import published_rows
-from bnrnn.report.verdicts import NOT_RUN
 from bnrnn.system.files import read_record
 
 KEY, DATA, METRIC = "cooijmans2016/table1", "pmnist", "valid/accuracy"

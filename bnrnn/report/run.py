@@ -20,6 +20,8 @@ from bnrnn.training.pieces import file_order_until
 from bnrnn.training.results import FILE, Result, flat
 from bnrnn.training.states import is_stale
 
+IN_FILE_ORDER = "\\*"  # marks numbers of batch statistics in the order of the file
+
 
 @dataclass(frozen=True)
 class Run:
@@ -214,3 +216,16 @@ def longest(runs: Iterable[Run]) -> list[Run]:
 def name_of(overrides: Iterable[tuple[str, Any]]) -> str:
     """The name of a run or a cell in text: its overrides without the folders of their keys."""
     return " ".join(f"{key.split('.')[-1]}={value}" for key, value in overrides)
+
+
+def marked(text: str, runs: list[Run], metric: str) -> str:
+    """The text with a mark if it is of batch statistics of runs that were evaluated in the order of the file."""
+    return f"{text} {IN_FILE_ORDER}" if depends_on_order(metric) and any(run.in_file_order for run in runs) else text
+
+
+def with_footnote(table: str) -> str:
+    """A table with the meaning of the mark, if the table has one."""
+    about = (
+        "evaluated in the order of the file; the authors' evaluations and our later ones are shuffled (see the notes)"
+    )
+    return f"{table}\n{IN_FILE_ORDER} {about}.\n" if IN_FILE_ORDER in table else table

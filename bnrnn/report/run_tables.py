@@ -3,9 +3,8 @@
 from statistics import mean
 
 from bnrnn.metrics import METRICS, READ, SCORES, in_words
-from bnrnn.report.curve_tables import marked, with_footnote
 from bnrnn.report.markdown import NONE, markdown, spread
-from bnrnn.report.run import Run, group, name_of
+from bnrnn.report.run import Run, group, marked, name_of, with_footnote
 
 COLUMNS = [  # the columns of a summary: title, and metric, with {m} for the main metric of the run
     ("valid, batch", "valid/{m}"),

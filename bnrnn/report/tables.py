@@ -5,13 +5,12 @@ from statistics import mean
 
 from bnrnn.report.claim_types import Curve, Published, Quantity, Search, Table
 from bnrnn.report.claims import table_of
-from bnrnn.report.curve_tables import marked, render_reach, render_windows, with_footnote
+from bnrnn.report.curve_tables import render_reach, render_windows
 from bnrnn.report.evidence import Evidence, in_figures
 from bnrnn.report.markdown import NONE, markdown, spread
-from bnrnn.report.outcome import CONTRADICTED, HOLDS, LEAST_PAIRS, within
-from bnrnn.report.run import Run, group
+from bnrnn.report.outcome import CONTRADICTED, HOLDS, LEAST_PAIRS, NOT_RUN, within
+from bnrnn.report.run import Run, group, marked, with_footnote
 from bnrnn.report.run_tables import render_scores, render_summary, render_unfinished
-from bnrnn.report.verdicts import NOT_RUN
 
 
 def render(key: str, evidence: Evidence) -> str:

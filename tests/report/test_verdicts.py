@@ -14,11 +14,10 @@ from bnrnn.report.claim_types import Claim
 from bnrnn.report.claims import papers
 from bnrnn.report.claims_page import claim_pages, render, render_claim, render_overview, render_short, summary
 from bnrnn.report.costs import hours_of_test
-from bnrnn.report.effects import TOO_WIDE, effect_in_words
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.judging import JudgedTest, judge
-from bnrnn.report.outcome import CONTRADICTED, HOLDS, UNDECIDED, Outcome
-from bnrnn.report.verdicts import AGREES, BY_PART, DISAGREES, NOT_RUN, TOO_FEW, JudgedClaim
+from bnrnn.report.outcome import CONTRADICTED, HOLDS, NOT_RUN, UNDECIDED, Outcome
+from bnrnn.report.verdicts import AGREES, BY_PART, DISAGREES, TOO_FEW, TOO_WIDE, JudgedClaim, effect_in_words
 from bnrnn.system.files import read_record, write_record
 from tests.report.claim_files import claim_test
 from tests.report.test_runs import change_recipe, put

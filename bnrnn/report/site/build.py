@@ -11,7 +11,6 @@ from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.report.claims import entries
 from bnrnn.report.evidence import Evidence
-from bnrnn.report.pages import RESULTS
 from bnrnn.report.site import curves, programs, source
 from bnrnn.report.site.experiment import page_of, plot_of
 from bnrnn.report.site.pages_of_site import PLOTS, connect
@@ -22,11 +21,11 @@ CONFIGURATION = ROOT / "docs" / "site"
 WORK = ROOT / "build" / "site"
 
 
-def build(out_dir: Path) -> None:
+def build(evidence: Evidence, out_dir: Path) -> None:
     """Build the site into a folder, whose former content is removed. Raises BnrnnError if Sphinx warns of anything."""
     for folder in (WORK, out_dir):
         shutil.rmtree(folder, ignore_errors=True)
-    evidence, static = Evidence(RESULTS), out_dir / "_static"
+    static = out_dir / "_static"
     plots = {entry.key: plot for entry in entries() if (plot := plot_of(entry, evidence)) is not None}
     if evidence.has_numbers(programs.KEY):
         plots[programs.KEY] = programs.program().plot(evidence.numbers(programs.KEY))

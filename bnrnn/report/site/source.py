@@ -13,9 +13,10 @@ from bnrnn.report.claim_types import Paper
 from bnrnn.report.claims import entries, papers
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.markdown import markdown
+from bnrnn.report.outcome import NOT_RUN
 from bnrnn.report.site import api, claims_table, front, gallery, notebook, programs, run_pages
 from bnrnn.report.site.experiment import render_page, rendered, runs_of
-from bnrnn.report.verdicts import NOT_RUN, judge_claims
+from bnrnn.report.verdicts import judge_claims
 from bnrnn.system.files import write_text
 
 FIGURES = (".png", ".svg")
