@@ -21,9 +21,9 @@ WHAT = "a file of claims"
 SECTIONS = ("paper", "needs", "claims")  # what is no table or figure in a claims.yaml
 
 
-def papers(root: Path = ROOT) -> list[Paper]:
+def papers() -> list[Paper]:
     """All papers with claims, in the order of their keys."""
-    return [read_paper(path) for path in sorted((root / "experiments").glob(f"*/{CLAIMS}"))]
+    return [read_paper(path) for path in sorted((ROOT / "experiments").glob(f"*/{CLAIMS}"))]
 
 
 def paper_of(key: str) -> Paper:
