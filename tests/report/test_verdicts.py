@@ -175,6 +175,12 @@ def test_runs_of_the_papers_length_that_show_nothing_are_not_outvoted_by_other_d
     assert "n=3" in both.early.text, "the verdict on other data is one of its own, and says on what it rests"
 
 
+def test_whole_runs_on_other_data_are_named_with_their_length():
+    whole = a_test(HOLDS, **{key: value for key, value in OTHER.items() if key != "updates"})
+    other = claim(dataclasses.replace(whole, updates=3000)).early
+    assert other.text == "agrees (bAbI 1 in place of CNN, 3,000 updates, n=3)"
+
+
 def test_stronger_evidence_with_too_few_seeds_decides_nothing_and_is_mentioned():
     early = claim(a_test(CONTRADICTED, **SHORTER), a_test(TOO_FEW, **LONGER)).early
     assert early.word == DISAGREES
