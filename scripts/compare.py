@@ -8,19 +8,18 @@ import sys
 from pathlib import Path
 
 from bnrnn.errors import report_errors
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.terminal import default_metric, plot, read_curves
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "keys", nargs="+", metavar="KEY", help="<paper>/<table or figure>, such as cooijmans2016/table1"
-    )
+    parser.add_argument("keys", nargs="+", metavar="KEY", help="<paper>/<table>, such as cooijmans2016/table1")
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
     parser.add_argument("--metric", help="a name in metrics.jsonl; default: the metric of the figure")
     args = parser.parse_args()
     metric = args.metric or default_metric(args.keys[0])
-    for title, curves in read_curves(args.keys, args.results, metric).items():
+    for title, curves in read_curves(args.keys, Evidence(args.results), metric).items():
         print(plot(curves, metric, title, sys.stdout.isatty()))
     for folder in (args.results / key for key in args.keys):
         sent = sorted({path.parent for path in folder.rglob("wandb/offline-run-*")})

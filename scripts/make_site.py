@@ -16,9 +16,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out-dir", type=Path, default=ROOT / "site", metavar="DIR")
     args = parser.parse_args()
+    from bnrnn.report.evidence import Evidence
     from bnrnn.report.site.build import build
 
-    build(args.out_dir.resolve())
+    build(Evidence(ROOT / "results"), args.out_dir.resolve())
     print(f"Open {args.out_dir / 'index.html'}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from hydra.errors import HydraException
 
 from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.pages import RESULTS, draw_all, show, texts
 from bnrnn.system.files import write_text
 
@@ -21,17 +22,19 @@ def main() -> None:
     parser.add_argument("--show", metavar="KEY")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     args = parser.parse_args()
+    evidence = Evidence(args.results)
+    if args.show:
+        show(args.show, evidence)
+        return
+    expected = texts(evidence)
     if args.check:
-        wrong = [str(path) for path, text in texts().items() if not path.exists() or path.read_text() != text]
+        wrong = [str(path) for path, text in expected.items() if not path.exists() or path.read_text() != text]
         if wrong:
             raise BnrnnError(f"{', '.join(wrong)} do not match the results: run `make tables`")
         return
-    if args.show:
-        show(args.show, args.results)
-        return
-    for path, text in texts().items():
+    for path, text in expected.items():
         write_text(path, text)
-    draw_all()
+    draw_all(evidence)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.training.cells import Cell
-from bnrnn.training.progress import Entry, Run, runs_of
+from bnrnn.training.progress import Entry, Progress, runs_of
 
 
 def render(entries: list[Entry], out_dir: Path) -> str:
@@ -39,6 +39,6 @@ def _short(cell: Cell, entry: Entry) -> str:
     return " ".join(f"{k}={v}" for k, v in cell.overrides.items() if (k, v) not in same)
 
 
-def _hours(runs: Collection[Run]) -> str:
+def _hours(runs: Collection[Progress]) -> str:
     total, measured = sum(run.hours for run in runs), all(run.measured for run in runs)
     return f"{'' if measured else '~'}{total:.{1 if total < 100 else 0}f}"

@@ -10,17 +10,15 @@ import sys
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.report.agreement import CONSISTENT, DIFFERS, ITSELF, NOTHING, Finding, judge
-from bnrnn.report.run import Run
-from bnrnn.report.runs import group
-from bnrnn.report.stored import Stored, load_new, summary_of
+from bnrnn.report.agreement import CONSISTENT, DIFFERS, ITSELF, NOTHING, Finding, judge_cell
+from bnrnn.report.run import Run, group
+from bnrnn.report.stored import Stored, load_new
 
 DAMAGED = "damaged"
 WIDTH = len(NOTHING)  # of the first column
@@ -30,9 +28,8 @@ def findings(runs: list[Run], stored: Stored) -> Iterator[tuple[str, Finding]]:
     """The name and the finding of each cell, in order."""
     for key in sorted({run.result.name for run in runs}):
         for (budget, overrides), cell in group(run for run in runs if run.result.name == key).items():
-            new = [(run, summary_of(run)) for run in cell]
             named = " ".join([key, budget, *(f"{k}={v}" for k, v in overrides)])
-            yield named, judge(new, stored.finished(key), partial(stored.unfinished, key))
+            yield named, judge_cell(cell, stored)
 
 
 def counted(states: Counter[str]) -> str:
@@ -66,11 +63,12 @@ def verify(folder: Path, stored: Stored) -> Counter[str]:
 
 
 def main() -> None:
+    """Read the arguments, and end with the exit status of the comparison."""
     parser = ArgumentParser("bnrnn-verify", description="Whether finished runs agree with the stored ones.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path("outputs"), help="of the finished runs")
     parser.add_argument("--results", type=Path, metavar="DIR", help="of the stored runs; default: those of bnrnn")
     args = parser.parse_args()
-    states = verify(args.folder, Stored(args.results) if args.results else Stored())
+    states = verify(args.folder, Stored(args.results))
     sys.exit(int(states[DIFFERS] + states[DAMAGED] > 0))
 
 

@@ -2,17 +2,18 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import mean, stdev
 from typing import Any
 
-from bnrnn.report.claims import claim_keys, load_claim
+from bnrnn.report.claim_types import Number
+from bnrnn.report.claims import has_entry, table_of
 from bnrnn.report.run import Run
+from bnrnn.report.stored import Stored, summary_of
 from bnrnn.report.summary import Summary, rounded
+from bnrnn.report.tables import number_of
 from bnrnn.training.results import flat, identity
-from bnrnn.training.states import is_stale
 
 CONSISTENT, ITSELF, DIFFERS = "consistent", "consistent (the stored run itself)", "differs"
 NOTHING = "nothing to compare with"
@@ -30,9 +31,6 @@ class Finding:
     state: str
     why: str
     distance: float = 0.0
-
-
-Check = Callable[[Run, Summary, list[Summary]], Finding | None]
 
 
 def prediction_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
@@ -55,16 +53,9 @@ def same_recipe(one: Summary, other: Summary) -> bool:
     return one.key == other.key and recipe_of(one.config) == recipe_of(other.config)
 
 
-def judge(
-    runs: list[tuple[Run, Summary]], stored: list[Summary], unfinished: Callable[[], list[Summary]] = list
-) -> Finding:
-    """The finding of a cell: new runs that differ only in their seed.
-
-    Args:
-        stored: the stored runs of the experiment.
-        unfinished: reads those that have not ended; it is called only if their curves are needed.
-    """
-    found = {run.seed: judge_run(run, new, stored, unfinished) for run, new in runs}
+def judge_cell(runs: list[Run], stored: Stored) -> Finding:
+    """The finding of a cell: new runs that differ only in their seed."""
+    found = {run.seed: judge_run(run, stored) for run in runs}
     state = next(state for state in STATES if any(finding.state == state for finding in found.values()))
     seeds = [seed for seed, finding in found.items() if finding.state == state]
     worst = found[max(seeds, key=lambda seed: found[seed].distance)]
@@ -76,16 +67,17 @@ def judge(
     return Finding(state, f"{counted}, {which} seed {named}: {worst.why}", worst.distance)
 
 
-def judge_run(run: Run, new: Summary, stored: list[Summary], unfinished: Callable[[], list[Summary]]) -> Finding:
+def judge_run(run: Run, stored: Stored) -> Finding:
     """The finding of one run: by the first of the comparisons that is possible."""
-    alike = [other for other in stored if same_recipe(new, other)]
+    new = summary_of(run)
+    alike = [other for other in stored.finished(new.key) if same_recipe(new, other)]
     if any(_is_copy(new, other) for other in alike):
         return Finding(ITSELF, "")
-    by_curve = partial(_by_curve, unfinished=unfinished)
-    checks: list[Check] = [_by_divergence, _by_interval, _by_paper, by_curve]
-    findings = (check(run, new, alike) for check in checks)
-    finding = next((finding for finding in findings if finding), None)
-    return finding or Finding(NOTHING, _why_nothing(new, stored, alike))
+    finding = _by_divergence(run, new, alike) or _by_interval(run, new, alike) or _by_paper(run, new, alike)
+    if finding is None:  # only now are the curves of unfinished runs needed
+        curves = [*alike, *(other for other in stored.unfinished(new.key) if same_recipe(new, other))]
+        finding = _by_curve(run, new, curves)
+    return finding or Finding(NOTHING, _why_nothing(new, stored.finished(new.key), alike))
 
 
 def _is_copy(new: Summary, other: Summary) -> bool:
@@ -170,29 +162,26 @@ def _by_paper(run: Run, new: Summary, alike: list[Summary]) -> Finding | None:
     return Finding(CONSISTENT, why, distance) if distance <= 1 else _differing(run, new, alike, why, distance)
 
 
-def published(run: Run) -> list[tuple[str, float, float, float]]:
+def published(run: Run) -> list[tuple[str, float, Number, Number]]:
     """What the paper printed for a run of its length: the quantity, our value, the paper's value and its tolerance."""
-    key = run.result.name
-    if key not in claim_keys() or not run.full_length or not run.in_grid(key):
+    if not has_entry(run.result.name) or not run.full_length:
         return []
-    claim, found = load_claim(key), []
-    row, col = (run.overrides.get(claim.get(axis, ""), "") for axis in ("rows", "cols"))
-    for part in claim.get("published", []):
-        printed = part["cells"].get(row, {}).get(col)
-        measure = {"max": run.peak, "min": run.lowest, None: run.measured}[part.get("best")]
+    table, found = table_of(run.result.name), []
+    row, col = (run.overrides.get(axis, "") for axis in (table.rows, table.cols))
+    for part in table.published if table.has_cell(run.overrides, row, col) else ():
+        printed = part.cells.get(row, {}).get(col)
         try:
-            value = part.get("scale", 1) * measure(part["metric"])
+            value = number_of(run, part)
         except (KeyError, ValueError):  # the run did not measure it, or it has diverged
             value = math.nan
         if printed is not None and (math.isfinite(value) or run.diverged()):
-            found.append((part["what"], value, printed, part["tolerance"]))
+            found.append((part.what, value, printed, part.tolerance))
     return found
 
 
-def _by_curve(run: Run, new: Summary, alike: list[Summary], unfinished: Callable[[], list[Summary]]) -> Finding | None:
+def _by_curve(run: Run, new: Summary, alike: list[Summary]) -> Finding | None:
     """Compare the curves of validation at the last shared update; None without one."""
     name = f"valid/{new.metric}"
-    alike = [*alike, *(s for s in unfinished() if same_recipe(new, s))]
     curves: dict[str, dict[int, float]] = {}
     for other in sorted(alike, key=lambda s: s.updates):  # of a seed, the longest counts
         if not _depends_on_order(name, new, other) and new.curve.keys() & other.curve.keys():
@@ -249,7 +238,7 @@ def first_checks(run: Run, new: Summary, others: list[Summary]) -> str:
         there = {str(value) for other in others if (value := _recorded(other)[title]) is not None}
         if own is not None and there and str(own) not in there:
             found.append(f"{title} {own} here, {_or(there)} there")
-    if is_stale(run.result.name, run.budget, run.result):
+    if run.stale:
         found.append("its recipe has changed since it was trained")
     return f"check first: {', '.join(found)}" if found else "nothing that is recorded differs"
 

@@ -81,11 +81,13 @@ def render_times(rows: list[dict[str, Any]], peak: float | None) -> str:
 
 
 def render_errors(errors: dict[str, dict[str, Any]]) -> str:
+    """The relative error of each engine, by shape."""
     table = [[name, f"{row['T']}", *(f"{e:.1e}" for e in row["error"].values())] for name, row in errors.items()]
     return markdown(["shape", "T", *next(iter(errors.values()))["error"]], table)
 
 
 def render_memory(rows: dict[str, dict[str, Any]]) -> str:
+    """The memory of each variant over that of nn.LSTM, by shape."""
     table = []
     for name, row in rows.items():
         lstm = row["MiB"][NN_LSTM]
@@ -113,26 +115,32 @@ def render_training(result: dict[str, Any]) -> str:
 
 def render_brief(result: dict[str, Any]) -> str:
     """The result of the training steps in a few sentences, for README.md."""
-    rows = [row for row in sections(result)[SECTION] if row["threads"] == 1]
-    fastest = [name for name in ENGINES if all(name in row["ms"] for row in rows)][-1]
-    medians = {variant: sorted(ratios(row, variant)[1] for row in rows) for variant in (fastest, NAIVE)}
-    ranges = {variant: f"{values[0]:.2f} to {values[-1]:.2f}" for variant, values in medians.items()}
+    rows, fastest = _of_one_thread(result)
     lengths = sorted(int(row["name"].rpartition("T ")[2]) for row in rows)
     return (
         f"For {len(rows)} layer sizes from the papers' tasks, with sequences of {lengths[0]} to {lengths[-1]} steps, a "
-        f"training step of a batch-normalized LSTM takes {ranges[fastest]} times as long as one of `{NN_LSTM}`, which "
-        f"does not normalize. A plain Python loop over the time steps takes {ranges[NAIVE]} times as long. (Medians; "
-        f"engine `{fastest}` on {result['hardware']}; one thread, {result['precision']}, {result['date']}.)\n"
+        f"training step of a batch-normalized LSTM takes {_range(rows, fastest)} times as long as one of `{NN_LSTM}`, "
+        f"which does not normalize. A plain Python loop over the time steps takes {_range(rows, NAIVE)} times as long. "
+        f"(Medians; engine `{fastest}` on {result['hardware']}; one thread, {result['precision']}, {result['date']}.)\n"
     )
 
 
 def render_ratio(result: dict[str, Any]) -> str:
     """The time of a training step in one sentence, for the top of README.md."""
+    span = _range(*_of_one_thread(result))
+    return f"A training step of a BN-LSTM takes {span} times as long as one of `{NN_LSTM}`, on one core of a CPU."
+
+
+def _of_one_thread(result: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    """The training steps with one thread, and the fastest engine that all of them have."""
     rows = [row for row in sections(result)[SECTION] if row["threads"] == 1]
-    fastest = [name for name in ENGINES if all(name in row["ms"] for row in rows)][-1]
-    medians = sorted(ratios(row, fastest)[1] for row in rows)
-    span = f"{medians[0]:.2f} to {medians[-1]:.2f} times"
-    return f"A training step of a BN-LSTM takes {span} as long as one of `{NN_LSTM}`, on one core of a CPU."
+    return rows, [name for name in ENGINES if all(name in row["ms"] for row in rows)][-1]
+
+
+def _range(rows: list[dict[str, Any]], variant: str) -> str:
+    """The range of a variant's median ratios to the base."""
+    medians = sorted(ratios(row, variant)[1] for row in rows)
+    return f"{medians[0]:.2f} to {medians[-1]:.2f}"
 
 
 def render_padded(result: dict[str, Any]) -> str:

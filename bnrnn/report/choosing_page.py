@@ -47,6 +47,7 @@ TABLES = {
 
 
 def norms(result: dict[str, Any]) -> list[str]:
+    """The norms, in the order of the runs."""
     return list(dict.fromkeys(run["norm"] for run in result["runs"]))
 
 

@@ -1,78 +1,85 @@
-"""Reads the claims of the papers: the entries of experiments/<paper>/claims.yaml."""
+"""Reads experiments/<paper>/claims.yaml and the points beside it, and refuses what no program would understand.
 
-import json
+The fields of the classes in `claim_types` are the keys of the file, and the parameters of a rule are keys of its tests.
+Rows, columns and the sides of tests must be cells of the recipes' grids.
+"""
+
+from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-
-import yaml
 
 from bnrnn.config import ROOT, sweep
 from bnrnn.errors import BnrnnError
-from bnrnn.system.files import read_text, reading
+from bnrnn.report.claim_tests import check_metric, read_test
+from bnrnn.report.claim_types import Analysis, Claim, Curve, Paper, PaperEntry, Points, Table, is_within
+from bnrnn.report.schema import REMEDY, Keys, build, convert, listed, load_keys
+from bnrnn.system.files import read_json, reading
 
-POINTS = "points.json"  # beside claims.yaml: the points of the paper's curves
-NOT_TABLES = ("paper", "claims", "needs")  # sections of a claims.yaml that are not tables or figures
-
-
-@cache
-def read_claims(path: Path) -> dict[str, Any]:
-    """The content of a claims.yaml. Raises BnrnnError unless it has named sections."""
-    remedy = "restore it with git"
-    with reading(path, remedy, "a file of claims"):
-        content = yaml.safe_load(read_text(path, remedy, "a file of claims"))
-        sections = {**content, "paper": {}}
-        if not isinstance(content["paper"], str) or not all(isinstance(part, dict) for part in sections.values()):
-            raise ValueError("expected the name of the paper, and sections with keys")
-        for name, claim in sections.get("claims", {}).items():
-            if not {"says", "where", "tests"} <= claim.keys() or not all("rule" in test for test in claim["tests"]):
-                raise ValueError(f"claim {name} needs says, where and tests, each with its rule")
-    return content
+CLAIMS, POINTS = "claims.yaml", "points.json"
+WHAT = "a file of claims"
+SECTIONS = ("paper", "needs", "claims")  # what is no table or figure in a claims.yaml
 
 
-def load_claim(key: str) -> dict[str, Any]:
-    """The entry `<paper>/<table>` of claims.yaml; {} for an experiment without a paper, such as quickstart.
-
-    Raises BnrnnError if the paper's claims.yaml has no such entry.
-    """
-    paper, _, name = key.partition("/")
-    path = ROOT / "experiments" / paper / "claims.yaml"
-    if not name or not path.exists():
-        return {}
-    claims = read_claims(path)
-    if name not in claims:
-        raise BnrnnError(f"{path} has no entry {name!r}: it has {', '.join(k for k in claims if k not in NOT_TABLES)}")
-    entry, points = claims[name], read_points(path.with_name(POINTS))
-    curves = [
-        curve | ({"points": points[name]} if (name := curve.get("like", curve["figure"])) in points else {})
-        for curve in entry.get("curves", [])
-    ]
-    return entry | ({"curves": curves} if curves else {})
+def papers() -> list[Paper]:
+    """All papers with claims, in the order of their keys."""
+    return [read_paper(path) for path in sorted((ROOT / "experiments").glob(f"*/{CLAIMS}"))]
 
 
-@cache
-def read_points(path: Path) -> dict[str, dict[str, dict[str, dict[int, float]]]]:
-    """The points of a paper's curves, by figure, row, column and update; {} for a paper without this file."""
+def paper_of(key: str) -> Paper:
+    """The paper of a key `<paper>/<table>`. Raises BnrnnError for an unknown one."""
+    path = ROOT / "experiments" / key.partition("/")[0] / CLAIMS
     if not path.exists():
-        return {}
-    with reading(path, "restore it with git", "a file of points"):
-        figures = json.loads(read_text(path, "restore it with git", "a file of points"))
-        return {
-            f: {r: {c: dict(p) for c, p in cols.items()} for r, cols in rows.items()} for f, rows in figures.items()
-        }
+        raise BnrnnError(f"{key} is unknown: {path.relative_to(ROOT)} does not exist; use <paper>/<table or figure>")
+    return read_paper(path)
 
 
-def rows_of(key: str) -> list[str]:
-    """The rows of a table or figure: those of the recipe's sweep, or with `rows_shown` these."""
-    claim = load_claim(key)
-    return claim.get("rows_shown") or sweep(key)[claim["rows"]]
+def entry_of(key: str) -> PaperEntry:
+    """The table or figure of a key. Raises BnrnnError for an unknown one."""
+    paper = paper_of(key)
+    name = key.partition("/")[2]
+    if name not in paper.entries:
+        raise BnrnnError(f"{paper.path} has no entry {name!r}: it has {', '.join(paper.entries)}")
+    return paper.entries[name]
 
 
-def load_paper(paper: str) -> str:
-    """Authors, year and title of a paper by its key, such as cooijmans2016."""
-    return read_claims(ROOT / "experiments" / paper / "claims.yaml")["paper"]
+def table_of(key: str) -> Table:
+    """The entry of a key, which must be one of runs."""
+    entry = entry_of(key)
+    if not isinstance(entry, Table):
+        raise BnrnnError(f"{key} is an analysis and has no runs: use a table or figure that has a recipe")
+    return entry
+
+
+def analysis_of(key: str) -> Analysis:
+    """The entry of a key, which must be an analysis."""
+    entry = entry_of(key)
+    if not isinstance(entry, Analysis):
+        raise BnrnnError(f"{key} has no program: use a table or figure that is an analysis")
+    return entry
+
+
+def has_entry(key: str) -> bool:
+    """Whether an experiment belongs to a paper, unlike quickstart."""
+    return "/" in key and (ROOT / "experiments" / key.partition("/")[0] / CLAIMS).exists()
+
+
+def entries() -> list[PaperEntry]:
+    """All tables and figures of all papers."""
+    return [entry for paper in papers() for entry in paper.entries.values()]
+
+
+def tables() -> list[Table]:
+    """All entries of runs."""
+    return [entry for entry in entries() if isinstance(entry, Table)]
+
+
+def in_grid(key: str, overrides: Mapping[str, str]) -> bool:
+    """Whether a run of an experiment is a cell of its grid, of any seed and length, without other overrides.
+
+    The rows that its table shows beside those of the grid count too.
+    """
+    return is_within(table_of(key).grid if has_entry(key) else sweep(key), overrides)
 
 
 def needed(key: str) -> tuple[list[str], list[Path]]:
@@ -81,40 +88,94 @@ def needed(key: str) -> tuple[list[str], list[Path]]:
     Figures and tables that have no entry of their own are listed under `needs` in claims.yaml. Raises BnrnnError for an
     unknown paper or table.
     """
-    paper, _, name = key.partition("/")
-    path = ROOT / "experiments" / paper / "claims.yaml"
-    if not path.exists():
-        raise BnrnnError(f"{key} is unknown: {path.relative_to(ROOT)} does not exist; use <paper>/<table or figure>")
-    recipes, analyses = [], []
-    for part in read_claims(path).get("needs", {}).get(name, [name]):
-        claim = load_claim(f"{paper}/{part}")
-        if "analysis" in claim:
-            analyses.append(Path("experiments", paper, claim["analysis"]))
-            recipes += [claim["models"]] if "models" in claim else []
+    paper, name, recipes, programs = paper_of(key), key.partition("/")[2], [], []
+    for part in paper.needs.get(name, (name,)):
+        entry = entry_of(f"{paper.key}/{part}")
+        if isinstance(entry, Analysis):
+            programs.append(entry.program)
+            recipes += [entry.models] if entry.models else []
         else:
-            recipes.append(f"{paper}/{part}")
-    return list(dict.fromkeys(recipes)), analyses
+            recipes.append(entry.key)
+    return list(dict.fromkeys(recipes)), programs
 
 
-def claim_keys() -> list[str]:
-    """The keys `<paper>/<table>` of all entries."""
-    files = sorted((ROOT / "experiments").glob("*/claims.yaml"))
-    return [f"{file.parent.name}/{name}" for file in files for name in read_claims(file) if name not in NOT_TABLES]
+@cache
+def read_paper(path: Path) -> Paper:
+    """The content of a claims.yaml. Raises BnrnnError, with file and line, for whatever does not fit."""
+    content = load_keys(path, WHAT)
+    with reading(path, REMEDY, WHAT):
+        return _paper(path, content)
 
 
-def load_analysis(key: str) -> ModuleType | None:
-    """The module of an analysis, with `render(result)` and `draw(result, path)`; None if the entry has no analysis."""
-    name = load_claim(key).get("analysis")
-    if name is None:
-        return None
-    return load_module(ROOT / "experiments" / key.split("/")[0] / name)
+def _paper(path: Path, content: Keys) -> Paper:
+    for name in ("paper", *(name for name in content if name not in SECTIONS)):
+        if not isinstance(name, str) or not isinstance(content.get(name), str if name == "paper" else Keys):
+            raise content.error(f"{name} is {content.get(name)!r}", "text" if name == "paper" else "keys", name)
+    points, paper = _read_points(path.with_name(POINTS)), path.parent.name
+    entries = {name: _entry(f"{paper}/{name}", content[name], points) for name in content if name not in SECTIONS}
+    figures = {curve.like or curve.figure for e in entries.values() if isinstance(e, Table) for curve in e.curves}
+    if unknown := sorted(points.keys() - figures):
+        raise BnrnnError(f"{path.with_name(POINTS)} has points of {unknown[0]}, which is no figure in {path}: name one")
+    needs = convert(content.get("needs", Keys()), dict[str, tuple[str, ...]], content, "needs")
+    for name, parts in needs.items():
+        if unknown := [part for part in parts if part not in entries]:
+            raise content["needs"].error(f"{name} needs {unknown[0]}", f"one of {', '.join(entries)}", name)
+    claims = {}
+    for name, given in convert(content.get("claims", Keys()), dict[str, Any], content, "claims").items():
+        if not isinstance(given, Keys) or not listed(given, "tests"):
+            raise content["claims"].error(f"{name} is {given!r}", "a claim with says, where and tests", name)
+        tests = tuple(read_test(name, paper, test, entries) for test in listed(given, "tests"))
+        claims[name] = build(Claim, given, also=("tests",), name=name, paper=paper, tests=tests)
+    return Paper(path, content["paper"], needs, entries, claims)
 
 
-def load_module(path: Path) -> ModuleType:
-    """The module of a program in experiments/, which is no package."""
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _read_points(path: Path) -> dict[str, Points]:
+    """The points of a paper's curves, by figure, row, column and update; {} for a paper without this file."""
+    if not path.exists():
+        return {}
+    with reading(path, REMEDY, "a file of points"):
+        figures = read_json(path, REMEDY, "a file of points")
+        return {figure: {row: {col: dict(pairs) for col, pairs in cols.items()} for row, cols in rows.items()}
+                for figure, rows in figures.items()}  # fmt: skip
+
+
+def _entry(key: str, given: Keys, points: dict[str, Points]) -> PaperEntry:
+    if "analysis" in given:
+        return build(Analysis, given, key=key)
+    curves = tuple(build(Curve, keys, points=points.get(str(keys.get("like", keys.get("figure"))), {}))
+                   for keys in listed(given, "curves"))  # fmt: skip
+    table = build(Table, given, also=("curves",), key=key, curves=curves)
+    _check_cells(table, given)
+    return table
+
+
+def _check_cells(table: Table, given: Keys) -> None:
+    """Raise BnrnnError for metrics that do not exist, and for rows and columns that are not in the recipe's grid."""
+    try:
+        own = sweep(table.key)
+    except BnrnnError as error:
+        raise given.error(str(error), "a recipe for each entry of runs") from None
+    for axis, option in (("rows", table.rows), ("cols", table.cols)):
+        if option not in own:
+            raise given.error(f"{axis} is {option}", f"an option of the grid: {', '.join(own)}", axis)
+    parts = [keys for name in ("published", "measured", "curves") for keys in given.get(name, [])]
+    for keys in [*parts, given["search"]] if table.search else parts:
+        check_metric(keys["metric"], keys)
+    cells = [("published", part.cells) for part in table.published] + [("curves", c.points) for c in table.curves]
+    cells += [("search", {row: {} for row in table.search.published})] if table.search else []
+    for section, by_row in cells:
+        _check_names(by_row, table.row_names, "row", section, given)
+    by_col: list[tuple[str, Iterable[str]]] = [(section, cols) for section, rows in cells for cols in rows.values()]
+    by_col += [("cited", cited.values) for cited in table.cited]
+    by_col += [("curves", [*curve.chance, *curve.reach]) for curve in table.curves]
+    for section, cols in by_col:
+        _check_names(cols, table.col_names, "column", section, given)
+    for row, borrowed in table.borrows.items():
+        _check_names([row], table.row_names, "row", "borrows", given)
+        if "experiment" not in borrowed:
+            raise given["borrows"].error(f"{row} names no experiment", "the key of another entry", row)
+
+
+def _check_names(names: Iterable[str], known: list[str], kind: str, section: str, given: Keys) -> None:
+    if unknown := [name for name in names if name not in known]:
+        raise given.error(f"{section} has the {kind} {unknown[0]}", f"one of the grid: {', '.join(known)}", section)

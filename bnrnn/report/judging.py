@@ -1,46 +1,34 @@
-"""Runs the tests of the claims in `experiments/<paper>/claims.yaml`: chooses their runs, and applies their rules."""
+"""Runs the tests of the claims: chooses their runs, pairs these by seed, and applies their rules."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from itertools import chain
-from pathlib import Path
-from typing import Any
 
 from bnrnn.config import sweep
 from bnrnn.errors import BnrnnError
-from bnrnn.report import rules
 from bnrnn.report.analyses import commits_of, results_of
-from bnrnn.report.claims import load_analysis
+from bnrnn.report.claim_tests import same
+from bnrnn.report.claim_types import ClaimTest, Side
+from bnrnn.report.claims import analysis_of
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.outcome import Outcome
-from bnrnn.report.rules import PROPERTY, Pairing
+from bnrnn.report.pairing import Pairing
+from bnrnn.report.rules import FILE_ORDER, PROPERTY, RULES
 from bnrnn.report.run import Run, depends_on_order
-from bnrnn.system.files import read_record
-
-Load = Callable[[str], list[Run]]  # the finished runs of an experiment
-
-SCOPES = ("paper", "shorter", "other data")  # kinds of evidence, the strongest first
-OWN = ("metric", "experiment")  # keys of a side that are not overrides
-REMARKS = ("note", "replaced", "part", "known", "per")  # keys of a test that do not change its outcome
+from bnrnn.report.schema import REMEDY
 
 
 @dataclass(frozen=True)
 class JudgedTest:
     """A test of a claim with its outcome, which is None if the test has not been run."""
 
-    claim: str
-    paper: str
-    test: dict[str, Any]
+    test: ClaimTest
     outcome: Outcome | None
     commits: tuple[str, ...] = ()  # the commits with which the runs were started
     seeds: tuple[frozenset[str], ...] = ()  # for each side, the seeds of which it has a run
     updates: int | None = None  # the length up to which the runs are compared; None if the test has not been run
-
-    @property
-    def key(self) -> str:
-        """`<paper>/<table>` of the page with its runs or its analysis."""
-        return f"{self.paper}/{self.test.get('experiment') or self.test['analysis']}"
 
     @property
     def n(self) -> int:
@@ -48,103 +36,68 @@ class JudgedTest:
         return self.outcome.n if self.outcome else 0
 
 
-def judge(name: str, paper: str, test: dict[str, Any], results_dir: Path, load: Load, where: str) -> JudgedTest:
-    """Run one test. Raises BnrnnError, with the name of the claim, for an unknown scope or rule."""
-    if test.get("scope") not in SCOPES:
-        raise BnrnnError(f"{where}: scope is {test.get('scope')!r}: use {', '.join(SCOPES)}")
-    if test["rule"] == PROPERTY:
-        return _judge_property(name, paper, test, results_dir)
-    rule = rules.rule_of(test, where)
-    sides = sides_of(test)
-    choices = [_choose(paper, test, side, load, where) for side in sides]
+def judge(test: ClaimTest, evidence: Evidence) -> JudgedTest:
+    """Run one test. Raises BnrnnError, with its place, for a property that the analysis does not have."""
+    if test.rule == PROPERTY:
+        return _judge_property(test, evidence)
+    rule = RULES[test.rule]
+    choices = [_choose(test, side, evidence) for side in test.sides]
     seen = tuple(frozenset(chosen) for chosen in choices)
     seeds = sorted(frozenset.intersection(*seen))
     if not seeds:
-        return JudgedTest(name, paper, test, None, seeds=seen)
-    pairing = Pairing(test, {s: [chosen[s] for chosen in choices] for s in seeds}, [metrics_of(test, s) for s in sides])
-    outcome = rule(pairing)
+        return JudgedTest(test, None, seeds=seen)
+    by_seed = {seed: [chosen[seed] for chosen in choices] for seed in seeds}
+    pairing = Pairing(by_seed, [side.metrics for side in test.sides], test.updates)
+    outcome = rule.judge(pairing, **test.parameters)
     if not outcome.effects:  # all runs diverged, so there is nothing to compare
-        return JudgedTest(name, paper, test, None, seeds=seen)
-    runs = [run for chosen in choices for s in seeds for run in chosen[s]]
-    is_curve = "updates" in test or rule in rules.OF_CURVES  # numbers of whole runs are of population statistics
+        return JudgedTest(test, None, seeds=seen)
+    runs = [run for chosen in choices for seed in seeds for run in chosen[seed]]
+    is_curve = test.updates is not None or rule.reads == "curve"  # numbers of whole runs are of population statistics
     depends = any(
         m.endswith("_batch_statistics") or (is_curve and depends_on_order(m)) for m in chain(*pairing.metrics)
     )
     if depends and any(run.in_file_order for run in runs):
-        pairing.marks.add(rules.FILE_ORDER)
+        pairing.marks.add(FILE_ORDER)
     outcome = replace(outcome, marks=tuple(sorted(pairing.marks)))
-    updates = test.get("updates", max(run.result.updates for run in runs))
-    return JudgedTest(name, paper, test, outcome, tuple(sorted({run.result.commits[0] for run in runs})), seen, updates)
+    updates = test.updates or max(run.result.updates for run in runs)
+    return JudgedTest(test, outcome, tuple(sorted({run.result.commits[0] for run in runs})), seen, updates)
 
 
-def _judge_property(name: str, paper: str, test: dict[str, Any], results_dir: Path) -> JudgedTest:
+def _judge_property(test: ClaimTest, evidence: Evidence) -> JudgedTest:
     """Run a test of an analysis. The property is a function of its module that decides for every draw if it holds."""
-    key = f"{paper}/{test['analysis']}"
-    path, module = results_dir / f"{key}.json", load_analysis(key)
-    if module is None or not path.exists():
-        return JudgedTest(name, paper, test, None)
-    stored = results_of(read_record(path, f"run {module.__name__}.py again"))
-    wanted = test.get("updates", stored[0].get("updates"))
-    result = next((result for result in stored if result.get("updates") == wanted), None)
-    if result is None:
-        return JudgedTest(name, paper, test, None)
-    known = ("scope", "rule", "analysis", "property", "updates", *REMARKS)
-    has = getattr(module, test["property"])(result, **{k: v for k, v in test.items() if k not in known})
+    analysis = analysis_of(test.key)
+    decide = getattr(analysis.module(), test.property_name, None)
+    wanted = set(signature(decide).parameters) - {"result"} if decide else set()
+    if decide is None or wanted != test.parameters.keys():
+        has = f"{test.property_name} with {', '.join(test.parameters) or 'no other keys'}"
+        expected = f"a function of {analysis.program} and its parameters: {REMEDY}"
+        raise BnrnnError(f"{test.place}: the property is {has}, expected {expected}")
+    stored = results_of(evidence.numbers(test.key)) if evidence.has_numbers(test.key) else []
+    lengths = [result.get("updates") for result in stored]
+    length = test.updates or (lengths[0] if lengths else None)
+    if length not in lengths:
+        return JudgedTest(test, None)
+    result = stored[lengths.index(length)]
+    has = decide(result, **test.parameters)
     outcome = Outcome(tuple(1.0 if held else -1.0 for held in has), unanimous=True)
-    return JudgedTest(name, paper, test, outcome, tuple(commits_of(result)), updates=result.get("updates"))
+    return JudgedTest(test, outcome, tuple(commits_of(result)), updates=result.get("updates"))
 
 
-def sides_of(test: dict[str, Any]) -> list[dict[str, Any]]:
-    """The sides that a test compares: an order, several sides, or one side with another."""
-    return test.get("order") or test.get("sides") or [test["of"], test["than"]]
-
-
-def metrics_of(test: dict[str, Any], side: dict[str, Any]) -> list[str]:
-    """The metrics of a side: its own, or the test's."""
-    names = side.get("metric", test.get("metric", []))
-    return [names] if isinstance(names, str) else names
-
-
-def wanted_of(test: dict[str, Any], side: dict[str, Any]) -> dict[str, Any]:
-    """The overrides that the runs of a side must have."""
-    return {**test.get("where", {}), **{k: v for k, v in side.items() if k not in OWN}}
-
-
-def _choose(paper: str, test: dict[str, Any], side: dict[str, Any], load: Load, where: str) -> dict[str, list[Run]]:
+def _choose(test: ClaimTest, side: Side, evidence: Evidence) -> dict[str, list[Run]]:
     """The runs of a side, by seed: one run, or one for every value of the key that the rule compares."""
-    key = f"{paper}/{side.get('experiment', test['experiment'])}"
-    wanted = wanted_of(test, side)
-    free, metrics = test.get("best_of") or test.get("key"), metrics_of(test, side)
-    values = _swept(free, key, where) if free else set()
     found: dict[str, dict[str, Run]] = {}
-    for run in load(key):
-        if not run.stale and is_chosen(run.overrides, key, wanted, free) and _is_long_enough(run, test, metrics):
-            value = run.overrides.get(free, "") if free else ""
+    for run in evidence.runs(side.key):
+        if is_chosen(run.overrides, side, test.free) and _is_long_enough(run, test, side) and not run.stale:
+            value = run.overrides.get(test.free, "")
             at = found.setdefault(run.seed, {})
             if value not in at or run.result.updates > at[value].result.updates:
                 at[value] = run
-    if not free:
-        return {seed: list(at.values()) for seed, at in found.items()}
+    values = set(sweep(side.key)[test.free]) if test.free else {""}
     complete = {seed: list(at.values()) for seed, at in found.items() if set(at) == values}
-    if "best_of" in test:
-        best = partial(_validation_loss, updates=test.get("updates"))
-        return {seed: [min(runs, key=best)] for seed, runs in complete.items()}
-    return complete
-
-
-def _swept(free: str, key: str, where: str) -> set[str]:
-    """The values of a key in an experiment's sweep. Raises BnrnnError unless they are positive numbers."""
-    values = set(sweep(key).get(free, []))
-    if not values or not all(_is_positive(value) for value in values):
-        raise BnrnnError(f"{where}: expected a key for which {key} sweeps over positive numbers, found {free}")
-    return values
-
-
-def _is_positive(value: str) -> bool:
-    try:
-        return 0 < float(value) < math.inf
-    except ValueError:
-        return False
+    if not test.best_of:
+        return complete
+    best = partial(_validation_loss, updates=test.updates)
+    return {seed: [min(runs, key=best)] for seed, runs in complete.items()}
 
 
 def _validation_loss(run: Run, updates: int | None) -> float:
@@ -153,32 +106,24 @@ def _validation_loss(run: Run, updates: int | None) -> float:
     return min(v for u, v in run.series("valid/loss").items() if updates is None or u <= updates)
 
 
-def is_chosen(overrides: dict[str, str], key: str, wanted: dict[str, Any], free: str | None) -> bool:
-    """Whether a run with these overrides has the wanted ones, and its others are the only values in the grid."""
+def is_chosen(overrides: dict[str, str], side: Side, free: str) -> bool:
+    """Whether a run with these overrides has those of a side, and its others are the only values in the grid."""
     own = {k: v for k, v in overrides.items() if k != "seed" and not k.startswith("budget.")}
-    if any(name not in own or not _same(own[name], value) for name, value in wanted.items()):
+    if any(name not in own or not same(own[name], value) for name, value in side.overrides.items()):
         return False
-    rest = {k: v for k, v in own.items() if k not in wanted and k != free}
-    return all(sweep(key).get(k) == [v] for k, v in rest.items()) and (free is None or free in own)
+    rest = {k: v for k, v in own.items() if k not in side.overrides and k != free}
+    return all(sweep(side.key).get(k) == [v] for k, v in rest.items()) and (not free or free in own)
 
 
-def _same(text: str, value: Any) -> bool:
-    try:
-        return float(text) == float(value)
-    except ValueError:
-        return text == str(value)
-
-
-def _is_long_enough(run: Run, test: dict[str, Any], metrics: list[str]) -> bool:
-    """Whether a run has the length that the test needs. Curves of longer runs can be cut; their test results cannot."""
-    updates = test.get("updates")
-    if run.diverged(updates):
+def _is_long_enough(run: Run, test: ClaimTest, side: Side) -> bool:
+    """Whether a run has the length that a test needs. Curves of longer runs can be cut; their test results cannot."""
+    if run.diverged(test.updates):
         return True
-    if updates is None:
-        return run.full_length and all(_has(run, metric, None) for metric in metrics)
-    if run.result.updates != updates and any(metric.startswith("test/") for metric in metrics):
+    if test.updates is None:
+        return run.full_length and all(_has(run, metric, None) for metric in side.metrics)
+    if run.result.updates != test.updates and any(metric.startswith("test/") for metric in side.metrics):
         return False
-    return run.result.updates >= updates and all(_has(run, metric, updates) for metric in metrics)
+    return run.result.updates >= test.updates and all(_has(run, metric, test.updates) for metric in side.metrics)
 
 
 def _has(run: Run, metric: str, updates: int | None) -> bool:

@@ -1,9 +1,11 @@
 """Tables and numbers as markdown."""
 
+import re
 from collections.abc import Iterable
 from statistics import mean, stdev
 
 NONE = "–"
+BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)  # in a document: its name and its content
 
 
 def spread(values: list[float], digits: int, planned: int | None = None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 LEAST_PAIRS = 3
-HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
+HOLDS, CONTRADICTED, UNDECIDED, NOT_RUN = "holds", "contradicted", "undecided", "not run"
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,32 @@ class Outcome:
         return student_interval(self.effects)
 
     @property
-    def agree(self) -> int:
+    def num_agreeing(self) -> int:
         """The number of pairs with an effect above the threshold."""
         return sum(effect > self.threshold for effect in self.effects)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether several pairs have the same effect but for rounding: their interval has no width and says nothing."""
+        return self.n > 1 and all(math.isclose(effect, self.effects[0]) for effect in self.effects)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """What must lie on one side of the threshold: the interval, all effects if they must agree or, of equal
+        effects, the range in which they may truly lie."""
+        if self.unanimous:
+            return min(self.effects), max(self.effects)
+        return (self.resolution or (-math.inf, math.inf)) if self.is_equal else self.interval
 
     @property
     def verdict(self) -> str:
         """What the pairs show about the test; `LEAST_PAIRS` are needed to show anything."""
         if not self.is_complete:
             return UNDECIDED
-        low, high = (min(self.effects), max(self.effects)) if self.unanimous else self.interval
-        if low > self.threshold:
+        (low, high), is_open = self.limits, self.is_equal and not self.unanimous  # a resolution excludes its limits
+        if low > self.threshold or (is_open and low == self.threshold):
             return HOLDS
-        return CONTRADICTED if high < self.threshold else UNDECIDED
+        return CONTRADICTED if high < self.threshold or (is_open and high == self.threshold) else UNDECIDED
 
     @property
     def is_complete(self) -> bool:

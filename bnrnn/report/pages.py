@@ -1,93 +1,125 @@
 """Every rendered file: the pages and figures of results/, and the blocks in README.md, docs/ and notes."""
 
-import re
-from functools import cache
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from bnrnn.config import ROOT
-from bnrnn.report import choosing_page, facts, main_figure, plots, running_page
+from bnrnn.report import choosing_page, plots, readme, running_page
 from bnrnn.report.bench_page import render_brief, render_file, render_padded
-from bnrnn.report.claims import claim_keys, load_analysis, load_claim
+from bnrnn.report.claim_types import Analysis, PaperEntry, Table
+from bnrnn.report.claims import analysis_of, entries, entry_of, has_entry, papers, table_of
 from bnrnn.report.claims_page import claim_pages, render_short
-from bnrnn.report.index import render_index
-from bnrnn.report.markdown import markdown
+from bnrnn.report.evidence import Evidence
+from bnrnn.report.markdown import BLOCK, markdown
 from bnrnn.report.rule_history import has_history
-from bnrnn.report.runs import load_borrowed, load_runs, run_files
-from bnrnn.report.tables import drawn, render, render_summary
-from bnrnn.report.unfinished import load_unfinished
-from bnrnn.report.verdicts import Claim, load_claims
+from bnrnn.report.run_tables import render_summary
+from bnrnn.report.tables import drawn, render, sections
+from bnrnn.report.verdicts import JudgedClaim, judge_claims
 from bnrnn.system.files import read_record
 from bnrnn.training.pairs import KINDS, fitting
 
 RESULTS = ROOT / "results"
-DOCUMENTS = [ROOT / "docs" / f"{name}.md" for name in ("choosing", "data", "engines", "layer")]  # with blocks
-BLOCK = re.compile(r"(<!-- begin (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+WITH_BLOCKS = ("README.md", *(f"docs/{name}.md" for name in ("choosing", "data", "engines", "layer")),
+               "experiments/*/notes.md")  # fmt: skip
+INTRODUCTION = """
+A program writes every page in this folder from the stored runs. [claims.md](claims.md) judges the claims of the papers.
+Each title below links to a page with the figures and with all runs behind a table.
+
+- *Published* is the number in the paper. *Ours* is the mean ± standard deviation over n seeds.
+- A published number is compared only with runs of the paper's own length. Shorter and unfinished runs are compared with
+  points of the paper's curve after the same number of updates.
+- A number is *reproduced* if at least three seeds agree with it within a tolerance that was fixed before training. With
+  fewer seeds it is only *within* or *outside tolerance*.
+- Models, data and settings have the names of their files in `conf/`.
+"""
+NOTES = "Deviations from the paper, and notes on the runs: [notes.md](../experiments/{paper}/notes.md)."
 
 
-def measured_keys() -> list[str]:
+def measured_keys(evidence: Evidence) -> list[str]:
     """The keys `<paper>/<table>` that have results."""
-
-    def is_measured(key: str) -> bool:
-        return (RESULTS / f"{key}.json").exists() if "analysis" in load_claim(key) else bool(run_files(key, RESULTS))
-
-    return [key for key in claim_keys() if is_measured(key)]
+    return [entry.key for entry in entries() if evidence.is_measured(entry)]
 
 
-def page(key: str) -> str:
+def page(key: str, evidence: Evidence) -> str:
     """The page of a table or figure."""
-    analysis = load_analysis(key)
-    return analysis.render(stored(key, RESULTS)) if analysis else render(key, RESULTS)
+    entry = entry_of(key)
+    if isinstance(entry, Analysis):
+        return entry.module().render(evidence.numbers(key))
+    return render(key, evidence)
 
 
-def stored(key: str, results_dir: Path) -> dict[str, Any]:
-    """The numbers of an analysis."""
-    return read_record(results_dir / f"{key}.json", f"make reproduce-{key.replace('/', '-')}")
-
-
-def draw(key: str, results_dir: Path) -> list[Path]:
+def draw(key: str, evidence: Evidence) -> list[Path]:
     """Plot the figures of an experiment and return their paths."""
-    claim, analysis = load_claim(key), load_analysis(key)
-    if analysis:
-        path = results_dir / f"{key}.png"
-        analysis.draw(stored(key, results_dir), path)
-        return [path] if path.exists() else []  # some figures need images that are not part of the repository
-    if not claim:
-        path = results_dir / f"{key}.png"
-        plots.draw_sweep(key, results_dir, path)
+    path = evidence.folder / f"{key}.png"
+    if not has_entry(key):
+        plots.draw_sweep(key, evidence, path)
         return [path]
-    runs = [*load_runs(key, results_dir), *load_borrowed(key, results_dir), *load_unfinished(key, results_dir)]
-    curves = drawn(key, claim, runs)
-    paths = {results_dir / Path(key).parent / f"{curve['figure']}.png": curve for curve in curves}
-    for path, curve in paths.items():
-        plots.draw_curve(key, curve, results_dir, path)
-    if "search" in claim:
-        path = results_dir / Path(key).parent / f"{claim['search']['figure']}.png"
-        plots.draw_search(key, claim["search"], results_dir, path)
-        return [*paths, path]
-    return list(paths)
+    entry = entry_of(key)
+    if isinstance(entry, Analysis):
+        entry.module().draw(evidence.numbers(key), path)
+        return [path] if path.exists() else []  # some figures need images that are not part of the repository
+    table, paths = table_of(key), []
+    for curve in drawn(table, [*evidence.shown(key), *evidence.unfinished(key)]):
+        paths.append(path.with_name(f"{curve.figure}.png"))
+        plots.draw_curve(table, curve, evidence, paths[-1])
+    if table.search:
+        paths.append(path.with_name(f"{table.search.figure}.png"))
+        plots.draw_search(table, table.search, evidence, paths[-1])
+    return paths
 
 
-def texts() -> dict[Path, str]:
-    """The expected content of every rendered file."""
-    measured = measured_keys()
-    pages = {RESULTS / f"{key}.md": page(key) for key in measured}
+def texts(evidence: Evidence) -> dict[Path, str]:
+    """The expected content of every rendered file: those in the folder of the evidence, and those beside it."""
+    measured, results, claims = measured_keys(evidence), evidence.folder, judge_claims(evidence)
+    pages = {results / f"{key}.md": page(key, evidence) for key in measured}
     if has_history():  # without the history it is unknown whether rules were committed before their runs
-        pages |= claim_pages(claims(), RESULTS, measured)
-    pages[RESULTS / "README.md"] = render_index(measured, RESULTS)
-    benchmarks = {path.with_suffix(".md"): render_file(path) for path in sorted((RESULTS / "bench").glob("*.json"))}
-    with_blocks = (ROOT / "README.md", *DOCUMENTS, *sorted((ROOT / "experiments").glob("*/notes.md")))
-    filled = {p: BLOCK.sub(lambda m: f"{m[1]}{block(m[2])}{m[3]}", p.read_text()) for p in with_blocks}
-    return {**pages, **benchmarks, **filled}
+        pages |= claim_pages(claims, evidence, measured)
+    pages[results / "README.md"] = render_index(measured, evidence)
+    pages |= {path.with_suffix(".md"): render_file(path) for path in sorted((results / "bench").glob("*.json"))}
+    for path in (path for pattern in WITH_BLOCKS for path in sorted(results.parent.glob(pattern))):
+        pages[path] = BLOCK.sub(lambda m: f"{m[1]}{block(m[2], evidence, claims)}{m[3]}", path.read_text())
+    return pages
 
 
-@cache
-def claims() -> list[Claim]:
-    """The claims, judged by the stored runs; judging takes seconds, so it is done once."""
-    return load_claims(RESULTS)
+def render_index(measured: Collection[str], evidence: Evidence) -> str:
+    """The page results/README.md.
+
+    Args:
+        measured: the keys `<paper>/<table>` of tables and figures with results. The others share one line per paper.
+    """
+    parts = ["# Results", INTRODUCTION]
+    for paper in papers():
+        parts.append(f"## {paper.title}\n\n{NOTES.format(paper=paper.key)}\n")
+        texts = [(e, _render_tables(e, evidence)) for e in paper.entries.values() if e.key in measured]
+        parts += [f"### {_link(entry)}\n\n{text}" for entry, text in texts if text]
+        if without := [f"- {_link(entry)}\n" for entry, text in texts if not text]:
+            parts.append(f"### Analyses, and runs without a published number\n\n{''.join(without)}")
+        if missing := [f"`{name}`" for name, entry in paper.entries.items() if entry.key not in measured]:
+            parts.append(f"Tables and figures without any run: {', '.join(missing)}.\n")
+    benchmarks = sorted(path.stem for path in (evidence.folder / "bench").glob("*.json"))
+    if benchmarks:
+        parts.append("## Benchmarks\n\n" + "".join(f"- [{name}](bench/{name}.md)\n" for name in benchmarks))
+    return "\n".join(parts)
 
 
-def block(key: str) -> str:
+def _link(entry: PaperEntry) -> str:
+    return f"[{entry.title}]({entry.key}.md)"
+
+
+def _render_tables(entry: PaperEntry, evidence: Evidence) -> str:
+    """The comparisons of a table or figure with its paper; "" if it has none."""
+    if not isinstance(entry, Table):
+        return ""
+    parts = []
+    texts = sections(entry, evidence.shown(entry.key), evidence.unfinished(entry.key), collapse=True)
+    for title, text in texts.items():
+        short = title.removeprefix(entry.title).lstrip(",: ")
+        parts.append(f"**{short[0].upper()}{short[1:]}**\n\n{text}")
+    return "\n".join(parts)
+
+
+def block(key: str, evidence: Evidence, claims: list[JudgedClaim]) -> str:
     """The content of a block: claims, norms, running statistics, the table of an analysis, a benchmark."""
     if key.startswith("running/"):
         return running_page.render(read_record(running_page.FILE, "make running"), key.partition("/")[2])
@@ -95,22 +127,22 @@ def block(key: str) -> str:
         result = read_record(choosing_page.FILE, choosing_page.COMMAND)
         return choosing_page.short(result) if key == "choosing/short" else choosing_page.render(result, key)
     if key == "claims":
-        return render_short(claims())
+        return render_short(claims)
     if key == "pairs":
         return render_pairs()
     if key == "facts":
-        return facts.render(RESULTS)
-    if key in measured_keys():  # an analysis with a table
-        analysis: Any = load_analysis(key)
-        return analysis.table(stored(key, RESULTS))
-    return render_file(RESULTS / f"{key}.json", render_padded if key.endswith("padded") else render_brief)
+        return readme.render_facts(evidence)
+    if key in measured_keys(evidence):  # an analysis with a table
+        analysis: Any = analysis_of(key).module()
+        return analysis.table(evidence.numbers(key))
+    return render_file(evidence.folder / f"{key}.json", render_padded if key.endswith("padded") else render_brief)
 
 
-def draw_all() -> None:
+def draw_all(evidence: Evidence) -> None:
     """Plot every figure of results/."""
-    for key in measured_keys():
-        draw(key, RESULTS)
-    main_figure.draw(RESULTS)
+    for key in measured_keys(evidence):
+        draw(key, evidence)
+    readme.draw(evidence)
     choosing_page.draw(read_record(choosing_page.FILE, choosing_page.COMMAND))
 
 
@@ -121,8 +153,8 @@ def render_pairs() -> str:
     return markdown(["kind of data", "`data=`", "`model=`"], rows)
 
 
-def show(key: str, results_dir: Path) -> None:
+def show(key: str, evidence: Evidence) -> None:
     """Print the table of an experiment and the paths of its figures."""
-    print(render(key, results_dir) if load_claim(key) else render_summary(load_runs(key, results_dir)))
-    for path in draw(key, results_dir):
+    print(render(key, evidence) if has_entry(key) else render_summary(evidence.runs(key)))
+    for path in draw(key, evidence):
         print(f"Figure: {path.resolve().as_uri()}")  # terminals make it a link

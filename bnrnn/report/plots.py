@@ -15,12 +15,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from bnrnn.config import key_label, label, sweep
 from bnrnn.metrics import axis_title
-from bnrnn.report.claims import load_claim, rows_of
+from bnrnn.report.claim_types import Curve, Search, Table
+from bnrnn.report.evidence import Evidence, in_figures
 from bnrnn.report.outcome import student_interval
-from bnrnn.report.run import Run, depends_on_order
-from bnrnn.report.runs import in_figures, load_borrowed, load_runs, longest
+from bnrnn.report.run import Run, depends_on_order, longest
 from bnrnn.report.style import ACROSS, LOOKS, PANEL, Look, legend_below, looks_of, save
-from bnrnn.report.unfinished import load_unfinished
 
 WIDE = 10.0  # losses that differ by more than this factor have a logarithmic axis
 EXPLODED = 1000.0  # a loss above so many times the lowest one does not determine the range of an axis
@@ -52,36 +51,38 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, uni
 
     Returns the largest x.
     """
-    curves, last = [], 0.0
+    curves = []
     for run in runs:
         seconds = run.series("seconds") if unit else {}
         curve = {u: (seconds[u] / unit if unit else float(u), y) for u, y in run.series(metric).items()}
-        if curve:
-            curves.append(curve)
-            last = max(last, *(x for x, _ in curve.values()))
+        curves += [curve] if curve else []
         if run.result.status == "diverged":
-            end = (
-                list(curve.values())[-1] if curve else (run.result.seconds / unit if unit else run.result.updates, 0.97)
-            )
-            ax.plot(*end, "X", color=look.color, markersize=9, markeredgecolor="white", clip_on=False, zorder=3,
+            end = (run.result.seconds / unit if unit else run.result.updates, 0.97)
+            ax.plot(*(list(curve.values())[-1] if curve else end), "X", color=look.color, markersize=9,
+                    markeredgecolor="white", clip_on=False, zorder=3,
                     transform=ax.transData if curve else ax.get_xaxis_transform())  # fmt: skip
     if not curves:
         if runs:  # all runs diverged before their first evaluation
             ax.plot([], [], "X", color=look.color, label=name)
         return 0.0
-    for curve in curves if len(curves) > 1 else []:
-        ax.plot(*zip(*curve.values(), strict=True), color=look.color, alpha=0.35, linewidth=0.8)
     if len(curves) > 1:
+        for curve in curves:
+            ax.plot(*zip(*curve.values(), strict=True), color=look.color, alpha=0.35, linewidth=0.8)
         *_, second, first = sorted(curves, key=max)
         alone = {update: point for update, point in first.items() if update >= max(second)}
         until = max(run.file_order_until for run in runs if max(run.series(metric), default=0) == max(first))
         for part, alpha in _parts(alone, until if depends_on_order(metric) else 0):
             ax.plot(*zip(*part, strict=True), color=look.color, alpha=alpha, linewidth=1.2)
+    until = max(run.file_order_until for run in runs) if depends_on_order(metric) else 0.0
+    _draw_mean(ax, curves, until, look, name)
+    return max(x for curve in curves for x, _ in curve.values())
+
+
+def _draw_mean(ax: Axes, curves: list[dict[int, Any]], until: float, look: Look, name: str) -> None:
+    """Plot the mean of curves, pale up to the update until which they were evaluated in the order of the file."""
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
     x, y = ([mean(curve[u][k] for curve in curves) for u in shared] for k in (0, 1))
-    marker = look.marker if len(x) <= FEW else None
-    until = max(run.file_order_until for run in runs) if depends_on_order(metric) else 0
-    early = sum(update < until for update in shared)  # evaluations in the order of the file are drawn pale
+    marker, early = look.marker if len(x) <= FEW else None, sum(update < until for update in shared)
     wide: dict[str, Any] = {"color": look.color, "linestyle": look.line, "marker": marker, "markersize": 5}
     if early:
         ax.plot(x[: early + 1], y[: early + 1], **wide, linewidth=1.6, alpha=0.5, label=f"{name}*")
@@ -92,7 +93,6 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, uni
         lines = ax.dataLim.frozen()
         ax.fill_between(x, low, high, color=look.color, alpha=0.15, linewidth=0)
         ax.dataLim.set(lines)  # a wide interval does not determine the range of the axis
-    return last
 
 
 def _parts(curve: dict[int, Any], until: float) -> list[tuple[list[Any], float]]:
@@ -164,40 +164,38 @@ def _choose_range(ax: Axes, metric: str) -> None:
         ax.set_ylim(low, low + SPAN)
 
 
-def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -> None:
+def draw_curve(table: Table, curve: Curve, evidence: Evidence, path: Path) -> None:
     """The figure of a claim: one panel per dataset and, if the claim has `reach`, our runs against time below it.
 
     Unfinished runs are shown against updates only: they were often trained on several machines.
     """
-    claim = load_claim(key)
-    finished = in_figures(key, [*load_runs(key, results_dir), *load_borrowed(key, results_dir)])
-    runs = [*finished, *in_figures(key, load_unfinished(key, results_dir))]
-    rows = {row: named(claim["rows"], row) for row in rows_of(key)}
-    cols = [c for c in sweep(key)[claim["cols"]] if any(r.overrides.get(claim["cols"]) == c for r in runs)]
-    below = "reach" in curve
+    finished = in_figures(table.key, evidence.shown(table.key))
+    runs = [*finished, *in_figures(table.key, evidence.unfinished(table.key))]
+    rows = {row: named(table.rows, row) for row in table.row_names}
+    cols = [col for col in table.col_names if any(run.overrides.get(table.cols) == col for run in runs)]
+    below = bool(curve.reach)
     width = min(ACROSS, max(1, len(cols)))
     height = math.ceil(max(1, len(cols)) / width) * (1 + below)
-    entries = len(rows) + len(curve.get("points", {}))  # of the legend, two beside each other
+    entries = len(rows) + len(curve.points)  # of the legend, two beside each other
     high = PANEL[1] + 0.2 * max(0, math.ceil(entries / 2) - 3)
     fig, axes = plt.subplots(height, width, figsize=(PANEL[0] * width, high * height), squeeze=False)
 
     def at(run: Run, row: str) -> bool:
-        return run.overrides.get(claim["rows"]) == row
+        return run.overrides.get(table.rows) == row
 
     for k, col in enumerate(cols):
         ax = axes[k // width * (1 + below), k % width]
-        mine = [run for run in runs if run.overrides.get(claim["cols"]) == col]
-        points = {row: of_row[col] for row, of_row in curve.get("points", {}).items() if col in of_row}
-        chance = curve.get("chance", {}).get(col)
+        mine = [run for run in runs if run.overrides.get(table.cols) == col]
+        points = {row: of_row[col] for row, of_row in curve.points.items() if col in of_row}
         ends = sorted(max((r.result.updates for r in mine if at(r, row)), default=0) for row in rows)
-        most = float(ends[-2]) if "borrows" in claim and len(ends) > 1 and ends[-2] else None  # borrowed: much longer
-        draw_panel(ax, longest(mine), rows, at, curve["metric"], points, chance=chance, most=most)
-        ax.set_title(named(claim["cols"], col))
-        of_col = [run for run in finished if run.overrides.get(claim["cols"]) == col]
+        most = float(ends[-2]) if table.borrows and len(ends) > 1 and ends[-2] else None  # borrowed: much longer
+        draw_panel(ax, longest(mine), rows, at, curve.metric, points, chance=curve.chance.get(col), most=most)
+        ax.set_title(named(table.cols, col))
+        of_col = [run for run in finished if run.overrides.get(table.cols) == col]
         if below and of_col:
             under = axes[k // width * 2 + 1, k % width]
-            engine, timed = commonest_engine(of_col, claim["rows"])
-            draw_panel(under, timed, rows, at, curve["metric"], {}, time_unit(timed))
+            engine, timed = commonest_engine(of_col, table.rows)
+            draw_panel(under, timed, rows, at, curve.metric, {}, time_unit(timed))
             under.set_title(f"our runs, engine {engine}")
             under.set_ylim(ax.get_ylim())
     for ax in axes.flat:
@@ -219,9 +217,9 @@ def commonest_engine(runs: list[Run], key: str) -> tuple[str, list[Run]]:
     return max(by_engine.items(), key=lambda item: (len({run.overrides.get(key) for run in item[1]}), len(item[1])))
 
 
-def draw_sweep(key: str, results_dir: Path, path: Path) -> None:
+def draw_sweep(key: str, evidence: Evidence, path: Path) -> None:
     """Validation accuracy and training loss of an experiment without a paper."""
-    runs = longest(load_runs(key, results_dir))
+    runs = longest(evidence.runs(key))
     rows = {row: label("model", row) for row in sweep(key)["model"]}
     fig, axes = plt.subplots(1, 2, figsize=(2 * PANEL[0], PANEL[1]))
     for ax, metric in zip(axes, ("valid/accuracy", "train/loss"), strict=True):
@@ -229,25 +227,25 @@ def draw_sweep(key: str, results_dir: Path, path: Path) -> None:
     save(fig, path)
 
 
-def draw_search(key: str, search: dict[str, Any], results_dir: Path, path: Path) -> None:
+def draw_search(table: Table, search: Search, evidence: Evidence, path: Path) -> None:
     """Plot the trials of a random search as dots, the paper's best as a circle, and diverged trials along the top."""
-    claim, runs = load_claim(key), [run for run in load_runs(key, results_dir) if not run.stale]
+    runs = [run for run in evidence.runs(table.key) if not run.stale]
     fig, ax = plt.subplots(figsize=(8, 4.5))
-    for look, (row, best) in zip(LOOKS, search["published"].items(), strict=False):
-        trials = [run for run in runs if run.overrides.get(claim["rows"]) == row]
-        title = label(claim["rows"], row)
+    for look, (row, best) in zip(LOOKS, search.published.items(), strict=False):
+        trials = [run for run in runs if run.overrides.get(table.rows) == row]
+        title = label(table.rows, row)
         done = [run for run in trials if run.result.status == "finished"]
         name = f"{title}, ours (n={len(done)})"
-        values = [run.lowest(search["metric"]) for run in done]
-        drawn = [run.drawn[search["x"]] for run in done]
+        values = [run.lowest(search.metric) for run in done]
+        drawn = [run.drawn[search.x] for run in done]
         ax.plot(drawn, values, look.marker, color=look.color, markersize=5, label=name)
-        lost = [run.drawn[search["x"]] for run in trials if run.result.status == "diverged"]
+        lost = [run.drawn[search.x] for run in trials if run.result.status == "diverged"]
         if lost:
             ax.plot(lost, [0.97] * len(lost), "X", color=look.color, label=f"{title}, diverged",
                     transform=ax.get_xaxis_transform())  # fmt: skip
-        ax.plot(best[search["x"]], best[search["metric"]], look.marker, color=look.color, markerfacecolor="none",
+        ax.plot(best[search.x], best[search.metric], look.marker, color=look.color, markerfacecolor="none",
                 markersize=11, label=f"{title}, the paper's best")  # fmt: skip
-    ax.set(xscale="log", xlabel=search["x"], ylabel=axis_title(search["metric"]))
+    ax.set(xscale="log", xlabel=search.x, ylabel=axis_title(search.metric))
     legend_below(ax)
     save(fig, path)
 

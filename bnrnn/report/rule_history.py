@@ -1,15 +1,14 @@
 """Finds out from git whether a rule was committed before or after the runs that it judges."""
 
-import json
 import subprocess
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
 
 import yaml
 
 from bnrnn.config import ROOT
-from bnrnn.report.judging import REMARKS, JudgedTest
+from bnrnn.report.claim_tests import text_of
+from bnrnn.report.judging import JudgedTest
 from bnrnn.report.markdown import NONE
 
 BEFORE, PARTLY, AFTER = "before its runs", "partly before", "after its runs"  # when a rule was committed
@@ -24,7 +23,7 @@ def registered(tested: JudgedTest) -> str:
         return "rule not committed yet"
     if unknown:
         return f"{rule}, unknown whether before the runs of {_named(unknown)}"
-    seen = f"; {tested.test['known']}" if "known" in tested.test else ""
+    seen = f"; {tested.test.known}" if tested.test.known else ""
     if not after:
         return f"{rule}, before the runs of {_named(before)}{seen}"
     others = f", before those of {_named(before)}" if before else ""
@@ -39,14 +38,14 @@ def age(tests: Iterable[JudgedTest]) -> str:
     found = set()
     for tested in tests:
         rule, before, after, unknown = _dated(tested)
-        is_older = rule is not None and not (after or unknown or "known" in tested.test)
+        is_older = rule is not None and not (after or unknown or tested.test.known)
         found.add(BEFORE if is_older else PARTLY if rule is not None and before else AFTER)
     return found.pop() if len(found) == 1 else PARTLY if found else ""
 
 
 def _dated(tested: JudgedTest) -> tuple[str | None, list[str], list[str], list[str]]:
     """The commit that added the test, and the commits of its runs: with or after it, before it, and unknown ones."""
-    rule = rule_commit(tested.paper, tested.claim, _text(tested.test))
+    rule = rule_commit(tested.test.paper, tested.test.claim, tested.test.text)
     runs = [commit.split("+")[0] for commit in tested.commits]
     unknown = [run for run in runs if _git("cat-file", "-e", run) is None]
     if rule is None or unknown:
@@ -73,14 +72,9 @@ def _history(paper: str) -> list[tuple[str, set[tuple[str, str]]]]:
     for commit in (_git("log", "--reverse", "--format=%h", "--abbrev=7", "--", path) or "").split():
         content = yaml.safe_load(_git("show", f"{commit}:{path}") or "") or {}
         claims = (content.get("claims") or {}).items()
-        tests = {(name, _text(test)) for name, claim in claims for test in claim["tests"]}
+        tests = {(name, text_of(test)) for name, claim in claims for test in claim["tests"]}
         history.append((commit, tests))
     return history
-
-
-def _text(test: dict[str, Any]) -> str:
-    """The content of a test as text, without the keys that do not change its outcome."""
-    return json.dumps({k: v for k, v in test.items() if k not in REMARKS}, sort_keys=True)
 
 
 def has_history() -> bool:

@@ -1,7 +1,9 @@
 """One run: its result, its records, and the numbers that tables and figures take from them."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from statistics import mean
@@ -9,26 +11,38 @@ from typing import Any
 
 from hydra.utils import get_class
 
-from bnrnn.config import sweep
 from bnrnn.data.base import FILE as FILE_ORDER
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import READ, from_loss, sign
-from bnrnn.report.claims import load_claim, rows_of
+from bnrnn.report.summary import averaged, has_gamma
 from bnrnn.training.log import METRICS
 from bnrnn.training.pieces import file_order_until
 from bnrnn.training.results import FILE, Result, flat
+from bnrnn.training.states import is_stale
+
+IN_FILE_ORDER = "\\*"  # marks numbers of batch statistics in the order of the file
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its result, its records, and whether its recipe has changed since it was trained (`stale`)."""
+    """A run that was read: its result and its records.
+
+    Args:
+        overrides: those of the result or, for a run that a row of another table borrows, with those of this row.
+        records_sha256: the checksum of the records.
+    """
 
     folder: Path
     overrides: dict[str, str]
     budget: str
     result: Result
     records: list[dict[str, Any]]
-    stale: bool
+    records_sha256: str = ""
+
+    @cached_property
+    def stale(self) -> bool:
+        """Whether the recipe has changed since the run was trained. This takes time, so it is found out when asked."""
+        return is_stale(self.result.name, self.budget, self.result)
 
     @property
     def seed(self) -> str:
@@ -54,24 +68,8 @@ class Run:
     @property
     def drawn(self) -> dict[str, Any]:
         """The values that a trial of a random search drew, by key."""
-        search = self.result.config.get("search", {})
-        return {key: self._configured(key) for key in search.get("draws", {})}
-
-    def _configured(self, key: str) -> Any:
-        value: Any = self.result.config
-        for part in key.split("."):
-            value = value[part]
-        return value
-
-    def in_grid(self, key: str) -> bool:
-        """Whether the run is a cell of the experiment's grid, of any seed and length, without other overrides.
-
-        The rows that its table shows beside those of the grid count too.
-        """
-        claim = load_claim(key)
-        grid = sweep(key) | ({claim["rows"]: rows_of(key)} if claim.get("rows_shown") else {})
-        own = {k: v for k, v in self.overrides.items() if k != "seed" and not k.startswith("budget.")}
-        return all(v in grid.get(k, []) for k, v in own.items())
+        values = flat(self.result.config)
+        return {key: values[key] for key in self.result.config.get("search", {}).get("draws", {})}
 
     @property
     def full_length(self) -> bool:
@@ -81,8 +79,7 @@ class Run:
     @property
     def has_batch_norm(self) -> bool:
         """Whether the model has batch normalization: only then does an evaluation depend on the order of sequences."""
-        model = flat(self.result.config.get("model", {}))
-        return any(key.rpartition(".")[2] == "gamma_init" and value is not None for key, value in model.items())
+        return has_gamma(self.result.config.get("model", {}))
 
     @property
     def file_order_until(self) -> float:
@@ -113,19 +110,9 @@ class Run:
         split, name = metric.split("/") if "/" in metric else ("", metric)
         if split != "train":
             return {int(r["update"]): r[metric] for r in self.records if r.get(metric) is not None}
-        recorded = "train/loss" if from_loss(name, 0.0) else metric
-        series, total, seen, counted = {}, 0.0, 0, 0
-        for record in self.records:
-            update = int(record["update"])
-            if recorded in record and record[recorded] is None:
-                break  # null stands for a value that is not finite: the run has diverged
-            if recorded in record:
-                total, seen = total + record[recorded] * (update - seen), update
-            elif seen > counted:
-                average = total / (seen - counted)
-                series[update] = from_loss(name, average).get(name, average)
-                total, counted = 0.0, seen
-        return series
+        if not from_loss(name, 0.0):
+            return averaged(self.records, metric)
+        return {update: from_loss(name, loss)[name] for update, loss in averaged(self.records, "train/loss").items()}
 
     def mean_within(self, metric: str, low: int, high: int) -> float | None:
         """The mean of the metric over the evaluations after update `low` and up to `high`; None without one."""
@@ -202,3 +189,43 @@ def order_in_words(run: Run) -> str:
     """The order of sequences in the evaluations of a run, and from which update on if it changed."""
     order, until = run.result.evaluation_order, run.file_order_until
     return f"{order}, in the order of the file before update {until:,.0f}" if 0 < until < math.inf else order
+
+
+def group(runs: Iterable[Run]) -> dict[tuple[str, tuple[tuple[str, str], ...]], list[Run]]:
+    """Group runs that differ only in their seed, by budget and other overrides."""
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        cell = tuple((k, v) for k, v in run.overrides.items() if k != "seed")
+        groups.setdefault((run.budget, cell), []).append(run)
+    return groups
+
+
+def longest(runs: Iterable[Run]) -> list[Run]:
+    """Keep the longest of the runs that differ only in their budget.
+
+    Curves of the others are its beginning, unless the program changed in between.
+    """
+    kept: dict[frozenset[tuple[str, str]], Run] = {}
+    for run in runs:
+        cell = frozenset((k, v) for k, v in run.overrides.items() if not k.startswith("budget."))
+        if cell not in kept or run.result.updates > kept[cell].result.updates:
+            kept[cell] = run
+    return list(kept.values())
+
+
+def name_of(overrides: Iterable[tuple[str, Any]]) -> str:
+    """The name of a run or a cell in text: its overrides without the folders of their keys."""
+    return " ".join(f"{key.split('.')[-1]}={value}" for key, value in overrides)
+
+
+def marked(text: str, runs: list[Run], metric: str) -> str:
+    """The text with a mark if it is of batch statistics of runs that were evaluated in the order of the file."""
+    return f"{text} {IN_FILE_ORDER}" if depends_on_order(metric) and any(run.in_file_order for run in runs) else text
+
+
+def with_footnote(table: str) -> str:
+    """A table with the meaning of the mark, if the table has one."""
+    about = (
+        "evaluated in the order of the file; the authors' evaluations and our later ones are shuffled (see the notes)"
+    )
+    return f"{table}\n{IN_FILE_ORDER} {about}.\n" if IN_FILE_ORDER in table else table

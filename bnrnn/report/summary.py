@@ -58,6 +58,7 @@ class Summary:
 
     @classmethod
     def of_line(cls, line: str) -> "Summary":
+        """The summary in a line that `line` wrote."""
         content = json.loads(line)
         return cls(**{**content, "curve": {int(update): value for update, value in content["curve"].items()}})
 
@@ -78,7 +79,7 @@ def summarize(result: dict[str, Any], records: list[dict[str, Any]], records_sha
     metric = next((name for name in MAIN if f"valid/{name}" in names), MAIN[-1])
     name = f"valid/{metric}"
     numbers = {split: metrics[split] for split in (f"test/{metric}", name) if split in metrics}
-    loss = last_training_loss(records)
+    losses = averaged(records, "train/loss")
     return Summary(
         key=result["name"],
         overrides=result["overrides"],
@@ -87,7 +88,7 @@ def summarize(result: dict[str, Any], records: list[dict[str, Any]], records_sha
         updates=result["updates"],
         config=result["config"],
         metric=metric,
-        numbers=numbers if loss is None else numbers | {"train/loss": loss},
+        numbers=numbers | ({"train/loss": list(losses.values())[-1]} if losses else {}),
         curve={int(r["update"]): r[name] for r in records if r.get(name) is not None and r["update"] > since},
         environment={name: environment.get(name, default) for name, default in ESSENTIALS.items()},
         order=order,
@@ -109,18 +110,19 @@ def has_gamma(config: Any) -> bool:
     return any(has_gamma(value) or (key == "gamma_init" and value is not None) for key, value in config.items())
 
 
-def last_training_loss(records: list[dict[str, Any]]) -> float | None:
-    """The mean training loss between the last two evaluations, which is the last of `Run.series("train/loss")`."""
-    last, total, seen, counted = None, 0.0, 0, 0
+def averaged(records: list[dict[str, Any]], name: str) -> dict[int, float]:
+    """A training metric by the update of each evaluation: its mean over the updates since the evaluation before."""
+    series, total, seen, counted = {}, 0.0, 0, 0
     for record in records:
         update = int(record["update"])
-        if "train/loss" in record:
-            if record["train/loss"] is None:
-                break
-            total, seen = total + record["train/loss"] * (update - seen), update
+        if name in record and record[name] is None:
+            break  # null stands for a value that is not finite: the run has diverged
+        if name in record:
+            total, seen = total + record[name] * (update - seen), update
         elif seen > counted:
-            last, total, counted = total / (seen - counted), 0.0, seen
-    return last
+            series[update] = total / (seen - counted)
+            total, counted = 0.0, seen
+    return series
 
 
 def summary_lines(results_dir: Path) -> Iterator[str]:

@@ -2,62 +2,55 @@
 
 import re
 from collections import defaultdict
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import plotext
 
 from bnrnn.errors import BnrnnError
-from bnrnn.report.claims import load_claim
-from bnrnn.report.runs import load_borrowed
-from bnrnn.training.log import METRICS, read_jsonl
+from bnrnn.report.claims import has_entry, table_of
+from bnrnn.report.evidence import Evidence
 
 SIZE = (100, 22)  # characters of a plot
 COLORS = ["blue", "orange", "green", "magenta", "cyan", "red", "gray"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"  # points of a curve where there are no colors
-Curve = dict[int, float]  # value by update
+Values = dict[int, float]  # of a curve, by update
+Named = tuple[str, list[str], Values]  # the panel of a curve, the overrides of its run, and its values
 
 
 def default_metric(key: str) -> str:
     """The metric of the first figure of a table, or the validation accuracy for an experiment without a paper."""
-    figures = load_claim(key).get("curves") if load_claim(key) else None
-    return figures[0]["metric"] if figures else "valid/accuracy"
+    curves = table_of(key).curves if has_entry(key) else ()
+    return curves[0].metric if curves else "valid/accuracy"
 
 
-def read_curves(keys: list[str], results_dir: Path, metric: str) -> dict[str, dict[str, list[Curve]]]:
+def read_curves(keys: list[str], evidence: Evidence, metric: str) -> dict[str, dict[str, list[Values]]]:
     """By budget and dataset, and within these by what runs differ in, one curve for each seed.
 
     Of several experiments, a run also has the part `experiment=<key>`. Rows that an experiment borrows from another
     (`borrows` of its claim) are in all its panels of that dataset. Raises BnrnnError if no run of an experiment has
     recorded the metric.
     """
-    found: list[tuple[str, list[str], Curve]] = []
+    found: list[Named] = []
     for key in keys:
-        own = _own_curves(results_dir / key, metric)
+        own = _own_curves(key, evidence, metric)
         of_key = [f"experiment={key}"] if len(keys) > 1 else []
-        found += [
-            (panel, [*of_key, *parts], curve)
-            for panel, parts, curve in [*own, *_borrowed(key, results_dir, metric, own)]
-        ]
+        found += [(at, [*of_key, *parts], curve) for at, parts, curve in [*own, *_borrowed(key, evidence, metric, own)]]
     shared = set.intersection(*(set(parts) for _, parts, _ in found))
-    panels: dict[str, dict[str, list[Curve]]] = defaultdict(lambda: defaultdict(list))
+    panels: dict[str, dict[str, list[Values]]] = defaultdict(lambda: defaultdict(list))
     for panel, parts, curve in found:
         panels[panel][", ".join(part for part in parts if part not in shared) or "all"].append(curve)
-    return {
-        panel: dict(sorted(curves.items(), key=lambda item: _by_value(item[0]))) for panel, curves in panels.items()
-    }
+    return {panel: {name: curves[name] for name in sorted(curves, key=_by_value)} for panel, curves in panels.items()}
 
 
-def _own_curves(folder: Path, metric: str) -> list[tuple[str, list[str], Curve]]:
-    """The panel, the overrides and the curve of each run below the folder, also of those that are being trained."""
-    found, recorded = [], set[str]()
-    for path in sorted(folder.rglob(METRICS)):
-        records = read_jsonl(path)
+def _own_curves(key: str, evidence: Evidence, metric: str) -> list[Named]:
+    """The curve of each run of an experiment, also of those that are being trained."""
+    found, recorded, folder = [], set[str](), evidence.folder / key
+    for run_dir, records in evidence.records(key).items():
         recorded |= {name for record in records for name in record}
         curve = _curve(records, metric)
         if curve:
-            budget, *names = path.parent.relative_to(folder).parts
+            budget, *names = run_dir.relative_to(folder).parts
             parts = "/".join(names).split(",")
             panel = ", ".join([budget, *(part for part in parts if part.startswith("data="))])
             found.append((panel, [p for p in parts if not p.startswith(("data=", "seed="))], curve))
@@ -67,23 +60,23 @@ def _own_curves(folder: Path, metric: str) -> list[tuple[str, list[str], Curve]]
     return found
 
 
-def _borrowed(
-    key: str, results_dir: Path, metric: str, own: list[tuple[str, list[str], Curve]]
-) -> list[tuple[str, list[str], Curve]]:
+def _borrowed(key: str, evidence: Evidence, metric: str, own: list[Named]) -> list[Named]:
     """The curves of borrowed rows, in every panel of their dataset, up to the last update of the panel's own runs."""
-    claim, found = load_claim(key), []
-    for run in load_borrowed(key, results_dir) if claim else []:
-        row, data = f"{claim['rows']}={run.overrides[claim['rows']]}", f"data={run.overrides.get('data')}"
+    if not has_entry(key):
+        return []
+    table, found = table_of(key), list[Named]()
+    for run in evidence.shown(key)[len(evidence.runs(key)) :]:
+        row, data = f"{table.rows}={run.overrides[table.rows]}", f"data={run.overrides.get('data')}"
         for panel in sorted({panel for panel, parts, _ in own if panel.endswith(data) and row not in parts}):
             like = next(parts for at, parts, _ in own if at == panel)
             last = max(max(curve) for at, _, curve in own if at == panel)
             curve = {u: value for u, value in _curve(run.records, metric).items() if u <= last}
             if curve:
-                found.append((panel, [row if p.startswith(f"{claim['rows']}=") else p for p in like], curve))
+                found.append((panel, [row if p.startswith(f"{table.rows}=") else p for p in like], curve))
     return found
 
 
-def _curve(records: list[dict[str, Any]], metric: str) -> Curve:
+def _curve(records: list[dict[str, Any]], metric: str) -> Values:
     return {int(r["update"]): float(r[metric]) for r in records if r.get(metric) is not None}
 
 
@@ -93,7 +86,7 @@ def _by_value(name: str) -> list[tuple[bool, float, str]]:
     return [(k % 2 == 0, float(piece) if k % 2 else 0.0, piece) for k, piece in enumerate(pieces)]
 
 
-def plot(curves: dict[str, list[Curve]], metric: str, title: str, colored: bool) -> str:
+def plot(curves: dict[str, list[Values]], metric: str, title: str, colored: bool) -> str:
     """A plot of the means over seeds, at the updates that all seeds have, with a line for each curve below it."""
     plotext.clear_figure()
     plotext.theme("clear")

@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 
 from bnrnn.data.base import model_sizes
 from bnrnn.errors import BnrnnError
+from bnrnn.report.evidence import Evidence, in_figures
 from bnrnn.report.run import Run
-from bnrnn.report.runs import in_figures, load_runs
 from bnrnn.training.checkpoint import MODEL, load
 from bnrnn.training.results import FILE, Result
 
@@ -41,7 +41,7 @@ def built(config: dict[str, Any], weights: dict[str, Any], data_dir: str) -> tup
     return model.eval(), data
 
 
-def trained_runs(key: str, results_dir: Path, **where: str) -> list[Run]:
+def trained_runs(key: str, evidence: Evidence, **where: str) -> list[Run]:
     """The finished runs of an experiment that have their models: those of the greatest length that all cells have.
 
     Cells without a model are left out.
@@ -51,12 +51,10 @@ def trained_runs(key: str, results_dir: Path, **where: str) -> list[Run]:
 
     Raises BnrnnError if there is no such run, or no common length.
     """
-    runs = in_figures(key, load_runs(key, results_dir))
-    runs = [run for run in runs if (run.folder / MODEL).exists() and where.items() <= run.overrides.items()]
+    found, folder = in_figures(key, evidence.runs(key)), evidence.folder
+    runs = [run for run in found if (run.folder / MODEL).exists() and where.items() <= run.overrides.items()]
     if not runs:
-        raise BnrnnError(
-            f"{results_dir / key} has no finished run with its model: train {key} first, into {results_dir}"
-        )
+        raise BnrnnError(f"{folder / key} has no finished run with its model: train {key} first, into {folder}")
     lengths: dict[str, set[int]] = {}
     for run in runs:
         cell = " ".join(v for k, v in run.overrides.items() if k != "seed" and not k.startswith("budget."))
@@ -65,7 +63,7 @@ def trained_runs(key: str, results_dir: Path, **where: str) -> list[Run]:
     if not common:
         listed = "; ".join(f"{cell}: {sorted(found)}" for cell, found in lengths.items())
         raise BnrnnError(
-            f"{results_dir / key} has no models of equal length (updates of {listed}): train all of {key} with one "
-            f"budget, into {results_dir}"
+            f"{folder / key} has no models of equal length (updates of {listed}): train all of {key} with one "
+            f"budget, into {folder}"
         )
     return [run for run in runs if run.result.updates == max(common)]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -53,7 +54,7 @@ class Entry:
 
 
 @dataclass
-class Run:
+class Progress:
     """The progress of a cell. Its state is finished, diverged, running, begun or left."""
 
     title: str
@@ -119,34 +120,38 @@ def _entry(given: dict[str, Any], out_dir: Path, device: str, where: str) -> Ent
     return Entry(title, given["experiment"], given["claims"], float(given["hours"]), given.get("lane", ""), cells)
 
 
-def runs_of(entry: Entry, out_dir: Path) -> list[Run]:
+def runs_of(entry: Entry, out_dir: Path) -> list[Progress]:
     """The progress and the time left of each cell of an entry."""
     known = load_known(out_dir / entry.experiment, choose_device("auto").type)
     return [run_of(cell, known, entry.hours / len(entry.cells)) for cell in entry.cells]
 
 
-def run_of(cell: Cell, known: list[Known], share: float) -> Run:
+def run_of(cell: Cell, known: list[Known], share: float) -> Progress:
     """The progress and the time left of a cell. `share` is an estimate of its hours, used if no speed is known."""
     if (cell.folder / FILE).exists():
         result = Result.read(cell.folder / FILE)
-        return Run(cell.title, result.status, result.updates, result.updates)
+        return Progress(cell.title, result.status, result.updates, result.updates)
     has_begun = any(path.exists() for path in (cell.folder / CHECKPOINT, compressed(cell.folder / CHECKPOINT)))
     state = "running" if is_being_trained(cell.folder) else "begun" if has_begun else "left"
     done, seconds = last_record(cell.folder) if state != "left" else (0, 0.0)
     total = total_updates(cell, known)
     speed = seconds / done if done else nearest_speed(cell, known)
     if total is None or speed is None:
-        return Run(cell.title, state, done, total, max(0.0, share - seconds / 3600), measured=False)
-    return Run(cell.title, state, done, total, max(0, total - done) * speed / 3600)
+        return Progress(cell.title, state, done, total, max(0.0, share - seconds / 3600), measured=False)
+    return Progress(cell.title, state, done, total, max(0, total - done) * speed / 3600)
 
 
-def load_known(folder: Path, device: str | None = None) -> list[Known]:
-    """Length and speed of all runs of an experiment, unfinished ones too; speeds only of a device if one is given."""
+def load_known(folder: Path, device: str | None = None, read: Callable[[Path], Result] = Result.read) -> list[Known]:
+    """Length and speed of all runs of an experiment, unfinished ones too; speeds only of a device if one is given.
+
+    Args:
+        read: reads a result; it may know those that were read before.
+    """
     known = []
     for run_dir in sorted(path.parent for path in folder.glob("*/**/metrics.jsonl")):
         try:
             update, seconds = last_record(run_dir)
-            result = Result.read(run_dir / FILE) if (run_dir / FILE).exists() else None
+            result = read(run_dir / FILE) if (run_dir / FILE).exists() else None
         except BnrnnError as error:
             say_left_out(str(error))
             continue

@@ -39,7 +39,7 @@ def check_results(cells: list[Cell]) -> None:
         path = cell.folder / FILE
         if path.exists():
             result = Result.read(path)
-            if _named(result.overrides) != _named(cell.overrides):
+            if without_deletions(result.overrides) != without_deletions(cell.overrides):
                 raise BnrnnError(
                     f"{path} is the result of another run ({', '.join(f'{k}={v}' for k, v in result.overrides.items())}"
                     "): move its folder to that run, or remove it"
@@ -48,7 +48,7 @@ def check_results(cells: list[Cell]) -> None:
                 check_same_config(result.config, config_record(cell.cfg), path)
 
 
-def _named(overrides: dict[str, str]) -> dict[str, str]:
+def without_deletions(overrides: dict[str, str]) -> dict[str, str]:
     """The overrides without deletions, whose values are not stored."""
     return {key: value for key, value in overrides.items() if not key.startswith("~")}
 

@@ -1,7 +1,5 @@
 """The configuration of Sphinx. `python scripts/make_site.py` writes the source and starts the build."""
 
-from bnrnn.report.site import pages_of_site
-
 project = "bnrnn"
 author = "the bnrnn authors"
 project_copyright = "the bnrnn authors"
@@ -28,7 +26,3 @@ html_copy_source = False
 html_show_sphinx = False
 templates_path = ["templates"]
 html_theme_options = {"navigation_with_keys": True}
-
-
-def setup(app):
-    pages_of_site.connect(app)

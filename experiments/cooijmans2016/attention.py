@@ -16,7 +16,8 @@ from bnrnn.data.cloze import Cloze
 from bnrnn.errors import report_errors
 from bnrnn.report import style
 from bnrnn.report.analyses import command_line, publish
-from bnrnn.report.claims import load_claim
+from bnrnn.report.claims import analysis_of
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.markdown import markdown
 from bnrnn.report.trained import load_trained, trained_runs
 from bnrnn.training.results import provenance
@@ -26,15 +27,15 @@ KEY = "cooijmans2016/attention"
 
 @torch.no_grad()
 def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
-    claim = load_claim(KEY)
-    runs = trained_runs(claim["models"], results_dir, data=claim["data"])
+    analysis = analysis_of(KEY)
+    runs = trained_runs(analysis.models, Evidence(results_dir), data=analysis.numbers["data"])
     seed = min(run.seed for run in runs)
     by_setting = {run.overrides["setting"]: run for run in runs if run.seed == seed}
     questions: list[dict[str, Any]] = []
-    for setting in sweep(claim["models"])["setting"]:
+    for setting in sweep(analysis.models)["setting"]:
         if setting in by_setting:
             model, data = load_trained(by_setting[setting].folder, data_dir)
-            inputs, targets = chosen(data, claim["words"], claim["count"])
+            inputs, targets = chosen(data, analysis.numbers["words"], analysis.numbers["count"])
             weights, answers = model.attention(inputs), model(inputs)[0][0].argmax(-1)
             for b, (n, m) in enumerate(zip(inputs.passage_lengths, inputs.question_lengths, strict=True)):
                 if len(questions) <= b:
@@ -59,7 +60,7 @@ def chosen(data: Cloze, words: list[int], count: int) -> Any:
 
 
 def render(result: dict[str, Any]) -> str:
-    claim, rows = load_claim(KEY), []
+    analysis, rows = analysis_of(KEY), []
     for question in result["questions"]:
         of_answer = [i for i, word in enumerate(question["passage"]) if word == question["answer"]]
         for setting, reader in question["readers"].items():
@@ -79,7 +80,7 @@ def render(result: dict[str, Any]) -> str:
         f"Population statistics, seed {result['seed']}, after up to {result['updates']:,} updates. {result['data']} "
         "(Weston et al. 2015).\n"
     )
-    return f"# {claim['title']}\n\n{caption}\n{markdown(header, rows)}\n![Attention](attention.png)\n"
+    return f"# {analysis.title}\n\n{caption}\n{markdown(header, rows)}\n![Attention](attention.png)\n"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

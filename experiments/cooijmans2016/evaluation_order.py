@@ -23,7 +23,7 @@ from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.layers.population import batch_statistics, has_batch_norm
 from bnrnn.metrics import METRICS, Scores
 from bnrnn.report.analyses import command_line, measured_before, provenance_with, publish
-from bnrnn.report.claims import load_claim
+from bnrnn.report.claims import analysis_of
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.trained import built
 from bnrnn.system.memory import keep_heap
@@ -111,7 +111,7 @@ def shown(task: dict[str, Any], split: str) -> list[str]:
 
 
 def render(result: dict[str, Any]) -> str:
-    return f"# {load_claim(KEY)['title']}\n\n{about()}\n{table(result)}"
+    return f"# {analysis_of(KEY).title}\n\n{about()}\n{table(result)}"
 
 
 def about() -> str:

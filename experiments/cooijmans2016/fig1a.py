@@ -20,7 +20,7 @@ from bnrnn.errors import report_errors
 from bnrnn.inputs import Batch
 from bnrnn.report import style
 from bnrnn.report.analyses import command_line, publish
-from bnrnn.report.claims import load_claim
+from bnrnn.report.claims import analysis_of
 from bnrnn.report.markdown import markdown
 from bnrnn.report.site.curves import Line, Plot, shortened
 from bnrnn.training.results import provenance
@@ -70,22 +70,22 @@ def vanishes(result: dict[str, Any], gammas: list[str], step: int, below: float)
 
 def plot(result: dict[str, Any]) -> Plot:
     """The interactive plot: one line for each gamma and draw."""
-    claim, lines, points = load_claim(KEY), [], []
+    analysis, lines, points = analysis_of(KEY), [], []
     for gamma, norms in log10(result).items():
         for k, values in enumerate(norms.tolist()):
             shown = [shortened(value) for value in values]
             lines.append(Line(f"gamma {gamma}", {"time step": list(range(len(shown)))}, shown, member=str(k)))
-        paper = claim["log10"][gamma]
-        points.append(Line(f"gamma {gamma}", {"time step": claim["steps"][: len(paper)]}, paper))
+        paper = analysis.numbers["log10"][gamma]
+        points.append(Line(f"gamma {gamma}", {"time step": analysis.numbers["steps"][: len(paper)]}, paper))
     return Plot(["time step"], {"": "log10 of the gradient norm |dloss / dh_t|"}, lines, points, "draw")
 
 
 def render(result: dict[str, Any]) -> str:
-    claim, rows, within, below, spans = load_claim(KEY), [], [], [], [0.0]
-    steps, missing = claim["steps"], "< -25"
+    analysis, rows, within, below, spans = analysis_of(KEY), [], [], [], [0.0]
+    steps, missing = analysis.numbers["steps"], "< -25"
     num_draws = len(result["gradient_norms"]["0.1"])
     for gamma, norms in log10(result).items():
-        paper = claim["log10"][gamma]
+        paper = analysis.numbers["log10"][gamma]
         at = norms[:, steps]
         lowest, highest = at.min(0).values - 0.05, at.max(0).values + 0.05  # the paper's points are rounded to 0.1
         within += [bool(low <= v <= high) for v, low, high in zip(paper, lowest, highest, strict=False)]
@@ -105,20 +105,20 @@ def render(result: dict[str, Any]) -> str:
         f"{sum(below)} of the paper's {len(below)} points after the first step lie below our median.\n"
     )
     table = markdown(["gamma", "", *(f"t={t}" for t in steps)], rows)
-    return f"# {claim['title']}\n\n{caption}\n{table}\n![Fig. 1a](fig1a.png)\n"
+    return f"# {analysis.title}\n\n{caption}\n{table}\n![Fig. 1a](fig1a.png)\n"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Plot the median over draws as one line per gamma; circles are the paper's points."""
-    claim = load_claim(KEY)
+    analysis = analysis_of(KEY)
     fig, ax = plt.subplots(figsize=(8, 5))
     colors = plt.get_cmap("viridis")
     norms = log10(result)
     for k, (gamma, values) in enumerate(norms.items()):
         color = colors(k / len(norms))
         ax.plot(values.quantile(0.5, dim=0), color=color, label=f"gamma {gamma}")
-        paper = claim["log10"][gamma]
-        ax.plot(claim["steps"][: len(paper)], paper, "o", color=color, markerfacecolor="none", markersize=5)
+        paper = analysis.numbers["log10"][gamma]
+        ax.plot(analysis.numbers["steps"][: len(paper)], paper, "o", color=color, markerfacecolor="none", markersize=5)
     ax.plot([], [], "o", color="grey", markerfacecolor="none", label="paper, one draw")
     ax.set(xlabel="time step t", ylabel="log10 of |dloss / dh_t|", xlim=(0, 800), ylim=(-27, 1))
     ax.set_title(
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--num-draws", type=int, default=10)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    result = measure(args.data_dir, 1 if args.smoke else args.num_draws, list(load_claim(KEY)["log10"]))
+    result = measure(args.data_dir, 1 if args.smoke else args.num_draws, list(analysis_of(KEY).numbers["log10"]))
     publish(KEY, result, args.out_dir, render, draw)
 
 

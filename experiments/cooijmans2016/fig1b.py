@@ -16,7 +16,7 @@ import torch
 from bnrnn.errors import report_errors
 from bnrnn.report import style
 from bnrnn.report.analyses import command_line, publish
-from bnrnn.report.claims import load_claim
+from bnrnn.report.claims import analysis_of
 from bnrnn.report.markdown import markdown
 from bnrnn.report.site.curves import Line, Plot, shortened
 from bnrnn.training.results import provenance
@@ -36,7 +36,7 @@ def sample(seed: int, num: int) -> dict[str, list[float]]:
 
 def measure(num: int = 1000, num_draws: int = 10) -> dict[str, Any]:
     samples = [sample(seed, num) for seed in range(num_draws)]
-    points = load_claim(KEY)["points"]
+    points = analysis_of(KEY).numbers["points"]
     draws = [{name: {f"{s}": at(drawn, name, s) for s in points[name]} for name in points} for drawn in samples]
     return {"name": KEY, **provenance(), **samples[0], "draws": draws}
 
@@ -50,7 +50,7 @@ def at(result: dict[str, Any], column: str, sigma: float) -> float:
 
 def matches_exact_values(result: dict[str, Any], tolerance: float) -> list[bool]:
     """For each draw, whether every point is within a tolerance of exact integration."""
-    points = load_claim(KEY)["points"]
+    points = analysis_of(KEY).numbers["points"]
     return [
         all(abs(drawn[name][f"{s}"] - exact) <= tolerance for name in points for s, exact in points[name].items())
         for drawn in result["draws"]
@@ -67,21 +67,23 @@ def plot(result: dict[str, Any]) -> Plot:
     """The interactive plot: the mean and the quartiles, and the exact values."""
     axis, points = "standard deviation of the input", []
     sigma = [shortened(value) for value in result["sigma"]]
-    lines = [Line(name, {axis: sigma}, [shortened(y) for y in result[name]]) for name in load_claim(KEY)["points"]]
-    for name, exact in load_claim(KEY)["points"].items():
+    lines = [
+        Line(name, {axis: sigma}, [shortened(y) for y in result[name]]) for name in analysis_of(KEY).numbers["points"]
+    ]
+    for name, exact in analysis_of(KEY).numbers["points"].items():
         points.append(Line(name, {axis: list(exact)}, list(exact.values())))
     return Plot([axis], {"": "derivative of tanh"}, lines, points)
 
 
 def render(result: dict[str, Any]) -> str:
-    claim = load_claim(KEY)
+    analysis = analysis_of(KEY)
     rows = []
-    for column, points in claim["points"].items():
+    for column, points in analysis.numbers["points"].items():
         for sigma, exact in points.items():
             ours = at(result, column, sigma)
             rows.append([column, f"{sigma}", f"{exact:.3f}", f"{ours:.3f}", f"{ours - exact:+.3f}"])
     table = markdown(["1 - tanh²", "standard deviation", "exact", "sampled", "difference"], rows)
-    return f"# {claim['title']}\n\n{table}\n![Fig. 1b](fig1b.png)\n"
+    return f"# {analysis.title}\n\n{table}\n![Fig. 1b](fig1b.png)\n"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -91,7 +93,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     ax.fill_between(result["sigma"], result["quartile_25"], result["quartile_75"], alpha=0.25, color=ours.color,
                     linewidth=0, label="25th to 75th percentile")  # fmt: skip
     ax.plot(result["sigma"], result["mean"], color=ours.color, label="mean of 1000 samples")
-    for k, exact in enumerate(load_claim(KEY)["points"].values()):
+    for k, exact in enumerate(analysis_of(KEY).numbers["points"].values()):
         ax.plot(list(exact), list(exact.values()), "o", color=exactly.color, markerfacecolor="none",
                 label="exact integration" if k == 0 else None)  # fmt: skip
     ax.set(xlabel="standard deviation of the input", ylabel="derivative of tanh", xlim=(0, 1.01), ylim=(0, 1.01))

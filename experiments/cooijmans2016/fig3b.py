@@ -26,7 +26,8 @@ from bnrnn.layers.population import batch_statistics, has_batch_norm
 from bnrnn.metrics import Scores
 from bnrnn.report import style
 from bnrnn.report.analyses import command_line, measured_before, others_in_words, provenance_with, publish
-from bnrnn.report.claims import load_claim
+from bnrnn.report.claims import analysis_of
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.markdown import markdown, spread
 from bnrnn.report.run import Run
 from bnrnn.report.site.curves import Line, Plot, shortened
@@ -68,8 +69,8 @@ def curves(run: Run, data_dir: str, lengths: list[int], most: int | None) -> dic
 
 
 def measure(data_dir: str, results_dir: Path, lengths: list[int], most: int | None) -> dict[str, Any]:
-    key = load_claim(KEY)["models"]
-    runs = trained_runs(key, results_dir)
+    key = analysis_of(KEY).models
+    runs = trained_runs(key, Evidence(results_dir))
     if lacking := [name for name in sweep(key)["model"] if name not in {run.overrides["model"] for run in runs}]:
         raise BnrnnError(f"{results_dir / key} has no finished run of {lacking[0]} with its model: train {key} first")
     if runs[0].budget == "smoke":  # its numbers mean nothing, so one batch of two short lengths is enough
@@ -99,19 +100,24 @@ def population_beats_batch(result: dict[str, Any]) -> list[bool]:
 
 def plot(result: dict[str, Any]) -> Plot:
     """The interactive plot: one line for each model, kind of statistics and seed."""
-    claim, axis = load_claim(KEY), "length of the segments"
+    analysis, axis = analysis_of(KEY), "length of the segments"
     lines = [
         Line(name, {axis: result["lengths"]}, [shortened(value) for value in values], member=seed)
         for name, by_seed in result["bpc"].items()
         for seed, values in by_seed.items()
     ]
-    points = [Line(name, {axis: claim["lengths"]}, values) for name, values in claim["points"].items()]
+    points = [
+        Line(name, {axis: analysis.numbers["lengths"]}, values) for name, values in analysis.numbers["points"].items()
+    ]
     return Plot([axis], {"": "test bits per character"}, lines, points)
 
 
 def render(result: dict[str, Any]) -> str:
-    claim, rows = load_claim(KEY), []
-    paper = {name: dict(zip(claim["lengths"], points, strict=True)) for name, points in claim["points"].items()}
+    analysis, rows = analysis_of(KEY), []
+    paper = {
+        name: dict(zip(analysis.numbers["lengths"], points, strict=True))
+        for name, points in analysis.numbers["points"].items()
+    }
     for name, by_seed in result["bpc"].items():
         rows.append(
             [f"`{name}`", "paper, selected of 50 epochs", *(f"{paper[name][n]:.3f}" for n in result["lengths"])]
@@ -133,12 +139,12 @@ def render(result: dict[str, Any]) -> str:
         f"Our models were trained for {result['updates']:,} updates. Their numbers are comparable with the paper's "
         f"only after 39,550 updates; differences between the curves may be comparable earlier. {result['data']}.\n"
     )
-    return f"# {claim['title']}\n\n{caption}\n{table}\n![Fig. 3b](fig3b.png)\n{others_in_words(result)}"
+    return f"# {analysis.title}\n\n{caption}\n{table}\n![Fig. 3b](fig3b.png)\n{others_in_words(result)}"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Plot bits per character against the length of segments; open circles are the paper's values."""
-    claim = load_claim(KEY)
+    paper = analysis_of(KEY).numbers
     fig, ax = plt.subplots(figsize=(7, 5))
     for look, (row, by_seed) in zip(style.LOOKS, result["bpc"].items(), strict=False):
         model, _, statistics = row.partition(", ")
@@ -148,7 +154,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         means = [mean(values) for values in zip(*by_seed.values(), strict=True)]
         ax.plot(result["lengths"], means, color=look.color, linestyle=look.line, marker=look.marker, markersize=5,
                 linewidth=2, label=f"{name}, ours (n={len(by_seed)})")  # fmt: skip
-        ax.plot(claim["lengths"], claim["points"][row], "o", color=look.color, markerfacecolor="none", markersize=8,
+        ax.plot(paper["lengths"], paper["points"][row], "o", color=look.color, markerfacecolor="none", markersize=8,
                 label=f"{name}, paper")  # fmt: skip
     ax.set(xlabel="symbols of a segment", ylabel="test bits per character")
     ax.set_title(f"Ours after {result['updates']:,} updates, the paper's selected from 39,550")
@@ -158,7 +164,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--lengths", type=int, nargs="+", default=load_claim(KEY)["lengths"])
+    parser.add_argument("--lengths", type=int, nargs="+", default=analysis_of(KEY).numbers["lengths"])
     parser.add_argument("--num-batches", type=int, help="batches of each length; default all")
     args = parser.parse_args()
     torch.set_num_threads(1)

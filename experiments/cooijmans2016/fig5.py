@@ -17,7 +17,8 @@ from torch import Tensor
 from bnrnn.errors import report_errors
 from bnrnn.report import style
 from bnrnn.report.analyses import command_line, measured_before, others_in_words, provenance_with, publish
-from bnrnn.report.claims import load_claim
+from bnrnn.report.claims import analysis_of
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.markdown import markdown
 from bnrnn.report.run import Run
 from bnrnn.report.site.curves import Line, Plot
@@ -32,7 +33,7 @@ SHOWN = [0, 2, 5, 10, 20, 30, 40]
 
 
 def measure(results_dir: Path) -> dict[str, Any]:
-    runs = trained_runs(load_claim(KEY)["models"], results_dir, model="bn_lstm")
+    runs = trained_runs(analysis_of(KEY).models, Evidence(results_dir), model="bn_lstm")
     about = {"updates": runs[0].result.updates, "data": runs[0].result.data}
     before, others = measured_before(KEY, results_dir, **about)
     selected = {**before.get("selected", {}), **{run.seed: run.result.best_update for run in runs}}
@@ -81,11 +82,11 @@ def plot(result: dict[str, Any]) -> Plot:
 
 
 def render(result: dict[str, Any]) -> str:
-    claim, rows = load_claim(KEY), []
+    analysis, rows = analysis_of(KEY), []
     for seed, statistics in result["statistics"].items():
         for name, units in statistics.items():
             values = torch.tensor(units)
-            low, high = claim["axes"][name]
+            low, high = analysis.numbers["axes"][name]
             inside = ((values >= low) & (values <= high)).float().mean()
             shown = [f"{d:.2f}" for d in distances(values)[SHOWN]]
             rows.append([TITLES[name], seed, *shown, f"{low} to {high}", f"{100 * inside:.0f} %"])
@@ -95,12 +96,12 @@ def render(result: dict[str, Any]) -> str:
         "units, in standard deviations over units. The paper shows a transient and gives no number. A model is a "
         f"BN-LSTM, selected by validation from a run of {result['updates']:,} updates. {result['data']}.\n"
     )
-    return f"# {claim['title']}\n\n{caption}\n{markdown(header, rows)}\n![Fig. 5](fig5.png)\n{others_in_words(result)}"
+    return f"# {analysis.title}\n\n{caption}\n{markdown(header, rows)}\n![Fig. 5](fig5.png)\n{others_in_words(result)}"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """Plot one line per unit over time steps. Dashed lines mark the range of the paper's axis."""
-    axes = load_claim(KEY)["axes"]
+    axes = analysis_of(KEY).numbers["axes"]
     fig, panels = plt.subplots(2, 2, figsize=(11, 7.5))
     for ax, (name, units) in zip(panels.flat, _first(result).items(), strict=True):
         colors = plt.get_cmap("viridis")

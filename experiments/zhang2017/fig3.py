@@ -19,7 +19,8 @@ from bnrnn.errors import report_errors
 from bnrnn.models.decoding import decode
 from bnrnn.report import plots, style
 from bnrnn.report.analyses import command_line, publish
-from bnrnn.report.claims import load_claim
+from bnrnn.report.claims import analysis_of
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.markdown import markdown
 from bnrnn.report.trained import load_trained, trained_runs
 from bnrnn.training.results import provenance
@@ -28,16 +29,16 @@ KEY = "zhang2017/fig3"
 
 
 def measure(data_dir: str, results_dir: Path) -> dict[str, Any]:
-    claim = load_claim(KEY)
-    runs = trained_runs(claim["models"], results_dir)
+    analysis = analysis_of(KEY)
+    runs = trained_runs(analysis.models, Evidence(results_dir))
     seed = min(run.seed for run in runs)
     by_setting = {run.overrides["setting"]: run for run in runs if run.seed == seed}
     images: list[dict[str, Any]] = []
-    for setting in (s for s in sweep(claim["models"])["setting"] if s in by_setting):
+    for setting in (s for s in sweep(analysis.models)["setting"] if s in by_setting):
         model, data = load_trained(by_setting[setting].folder, data_dir)
-        chosen = data.images["test"][: claim["count"]]
+        chosen = data.images["test"][: analysis.numbers["count"]]
         images = images or [{"name": image.name, "captions": {}} for image in chosen]
-        found = decode(model, data.features_of("test")[: claim["count"]])
+        found = decode(model, data.features_of("test")[: analysis.numbers["count"]])
         for image, caption in zip(images, found, strict=True):
             image["captions"][setting] = data.spell(caption.ids)
     about = {"updates": runs[0].result.updates, "data": runs[0].result.data, "seed": seed}
@@ -54,7 +55,7 @@ def render(result: dict[str, Any]) -> str:
         "The photographs, and the captions that people wrote, are not part of this repository. "
         "`make reproduce-zhang2017-fig3` draws them beside these captions where the dataset is.\n"
     )
-    return f"# {load_claim(KEY)['title']}\n\n{caption}\n{markdown(header, rows)}\n{about}"
+    return f"# {analysis_of(KEY).title}\n\n{caption}\n{markdown(header, rows)}\n{about}"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from bnrnn.report import facts, main_figure
-from bnrnn.report.claims import load_claim
+from bnrnn.report import readme
+from bnrnn.report.claims import table_of
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.run import Run
 from tests.report.test_tables import result
 
@@ -13,33 +14,32 @@ def runs(monkeypatch, tmp_path):
     def run(model: str, accuracy: float) -> Run:
         overrides = {"data": "pmnist", "model": model, "seed": "0"}
         records = [{"update": u, "valid/accuracy": accuracy if u > 10_000 else 0.2} for u in range(500, 20_001, 500)]
-        return Run(tmp_path, overrides, "paper", result(**overrides), records, False)
+        return Run(tmp_path, overrides, "paper", result(**overrides), records)
 
     found = [run("lstm", 0.853), run("bn_lstm", 0.917)]
-    monkeypatch.setattr(facts, "of_full_length", lambda _: found)
-    monkeypatch.setattr(main_figure, "of_full_length", lambda _: found)
+    monkeypatch.setattr(readme, "of_full_length", lambda _: found)
     return found
 
 
-def test_the_last_window_that_a_run_has_passed_is_compared(runs, monkeypatch, tmp_path):
+def test_the_last_window_that_a_run_has_passed_is_compared(runs, monkeypatch):
     monkeypatch.setattr(Run, "file_order_until", 0.0)
-    text = facts.curve(tmp_path)
-    points = load_claim(main_figure.KEY)["curves"][0]["points"]["lstm"]["pmnist"]
+    text = readme.curve_in_words(runs)
+    points = table_of(readme.KEY).curves[0].points["lstm"]["pmnist"]
     within = [value for update, value in points.items() if 15_000 < update <= 20_000]
     paper = 100 * sum(within) / len(within)
     assert f"our LSTM has 85.3 % (the paper: {paper:.1f} %) from update 15,000 to 20,000" in text
     assert "our BN-LSTM has 91.7 %" in text
 
 
-def test_evaluations_in_another_order_are_not_compared(runs, monkeypatch, tmp_path):
+def test_evaluations_in_another_order_are_not_compared(runs, monkeypatch):
     monkeypatch.setattr(Run, "file_order_until", property(lambda self: 17_000 * (self.overrides["model"] == "bn_lstm")))
-    assert "BN-LSTM" not in facts.curve(tmp_path)
+    assert "BN-LSTM" not in readme.curve_in_words(runs)
 
 
 def test_the_figure_says_how_far_the_runs_are(runs, monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr(main_figure, "save", lambda figure, path: figures.append(figure))
-    main_figure.draw(tmp_path)
+    monkeypatch.setattr(readme, "save", lambda figure, path: figures.append(figure))
+    readme.draw(Evidence(tmp_path))
     labels = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
     updates = f"{runs[0].result.updates:,} of 100,000 updates, seed 0"
     assert f"LSTM, ours: {updates}" in labels and f"BN-LSTM, ours: {updates}" in labels

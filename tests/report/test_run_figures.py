@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from bnrnn.report import plots, run_figures, style
-from bnrnn.report.claims import load_analysis
+from bnrnn.report.claims import analysis_of
 from tests.toy_captions import ToyCaptions
 
 
@@ -42,7 +42,7 @@ def test_captions_are_shown_beside_the_images_or_alone(monkeypatch, count):
 
 
 def test_photographs_and_captions_by_people_are_drawn_where_the_dataset_is_and_stored_nowhere(tmp_path, monkeypatch):
-    fig3 = load_analysis("zhang2017/fig3")
+    fig3 = analysis_of("zhang2017/fig3").module()
     image = {"name": "1.jpg", "captions": {"lstm_captioner": "a <unk> runs"}}
     result = {"seed": "0", "updates": 10, "data": "Flickr8k", "images": [image]}
     assert "| 1.jpg | a &lt;unk&gt; runs |" in fig3.render(result) and "![" not in fig3.render(result)

@@ -7,9 +7,12 @@ from math import exp
 import pytest
 
 from bnrnn.errors import BnrnnError
-from bnrnn.report import pages, plots, runs, tables, windows
-from bnrnn.report.claims import load_claim
-from bnrnn.report.runs import load_runs, longest, run_files
+from bnrnn.report import evidence, pages, plots, tables
+from bnrnn.report.claims import in_grid, table_of
+from bnrnn.report.curve_tables import render_windows
+from bnrnn.report.evidence import Evidence, run_files
+from bnrnn.report.run import longest
+from bnrnn.report.run_tables import render_summary
 from bnrnn.report.trained import trained_runs
 from bnrnn.system.files import read_record, write_record
 from bnrnn.training import states
@@ -32,20 +35,8 @@ def put(results_dir, key: str, overrides: dict, metrics: dict, records: list[dic
     folder = results_dir / key / budget / ",".join(f"{k}={v}" for k, v in sorted(overrides.items()))
     folder.mkdir(parents=True)
     environment = {"device": "cpu", "hardware": "x86_64", "backend": "cpu"}
-    Result(
-        key,
-        overrides,
-        "finished",
-        100,
-        50,
-        metrics,
-        10.0,
-        5,
-        ["abc"],
-        environment,
-        record,
-        "a text",
-    ).write(folder)
+    result = Result(key, overrides, "finished", 100, 50, metrics, 10.0, 5, ["abc"], environment, record, "a text")
+    result.write(folder)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records or []))
 
 
@@ -70,7 +61,7 @@ def train_records(*losses: float) -> list[dict]:
 
 def test_a_training_curve_has_each_update_once(tmp_path):
     put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0}, train_records(6.0, 5.0, 4.0, 4.0, 3.0))
-    (run,) = load_runs(WORDS, tmp_path)
+    (run,) = Evidence(tmp_path).runs(WORDS)
     assert run.series("train/loss") == {50: pytest.approx(5.5), 100: pytest.approx((4 + 4 + 3) / 3)}
     assert run.series("train/ppl")[50] == pytest.approx(exp(5.5))
     assert run.measured("train/ppl") == pytest.approx(exp(11 / 3))
@@ -80,14 +71,14 @@ def test_a_training_curve_ends_where_the_loss_is_not_a_number(tmp_path):
     records = train_records(6.0, 5.0, 4.0, 4.0, 3.0)
     records[3]["train/loss"] = None
     put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0}, records)
-    (run,) = load_runs(WORDS, tmp_path)
+    (run,) = Evidence(tmp_path).runs(WORDS)
     assert run.series("train/loss") == {50: pytest.approx(5.5)}
 
 
 def test_both_published_numbers_are_compared_and_valid_with_population_statistics(tmp_path):
     metrics = {"valid/ppl": 150.0, "valid/ppl_population_statistics": 121.0, "test/ppl": 115.0}
     put(tmp_path, WORDS, CELL, metrics, train_records(5.0, 5.0, 4.1, 4.1, 4.1))
-    sections = tables.sections(WORDS, load_claim(WORDS), load_runs(WORDS, tmp_path), [])
+    sections = tables.sections(table_of(WORDS), Evidence(tmp_path).runs(WORDS), [])
     valid, train = sections.values()
     assert (
         "| `input_bn_lstm` | `small` | 120.9 | 121.0 (n=1 of 3) | +0.1 | within tolerance, n=1 (tolerance 2.0) |"
@@ -103,40 +94,26 @@ def test_both_published_numbers_are_compared_and_valid_with_population_statistic
 def test_a_run_of_another_length_or_with_something_else_changed_is_no_reproduction(tmp_path):
     for changed in ({"budget.epochs": "14"}, {"optim.lr": "2.0"}):
         put(tmp_path, WORDS, CELL | changed, {"valid/ppl": 120.0}, train_records(5.0, 5.0, 4.0, 4.0, 4.0))
-    claim, runs = load_claim(WORDS), load_runs(WORDS, tmp_path)
-    assert tables.render_published(WORDS, claim, claim["published"][0], runs).endswith(
-        "\nNot run yet at the paper's length.\n"
-    )
-    assert {run.in_grid(WORDS) for run in runs if "optim.lr" in run.overrides} == {False}
+    table, runs = table_of(WORDS), Evidence(tmp_path).runs(WORDS)
+    text = tables.render_published(table, table.published[0], runs)
+    assert text.endswith("\nNot run yet at the paper's length.\n")
+    assert {in_grid(WORDS, run.overrides) for run in runs if "optim.lr" in run.overrides} == {False}
 
 
 def test_a_shorter_run_counts_at_equal_updates_unless_something_else_was_changed(tmp_path):
     key, cell = "cooijmans2016/table2", {"data": "ptb_char", "model": "lstm"}
     records = [{"update": 791, "valid/bpc": 2.2}]
     put(tmp_path, key, cell | {"seed": "0"}, {"valid/bpc": 2.2}, records, budget="cpu")
-    put(
-        tmp_path,
-        key,
-        cell | {"seed": "1", "budget.epochs": "1"},
-        {"valid/bpc": 2.4},
-        [{"update": 791, "valid/bpc": 2.4}],
-    )
-    put(
-        tmp_path,
-        key,
-        cell | {"seed": "2", "model.hidden_size": "8"},
-        {"valid/bpc": 9.0},
-        [{"update": 791, "valid/bpc": 9.0}],
-    )
-    claim = load_claim(key)
-    text = windows.render_curve(key, claim, claim["curves"][0], load_runs(key, tmp_path))
+    for seed, option, bpc in (("1", {"budget.epochs": "1"}, 2.4), ("2", {"model.hidden_size": "8"}, 9.0)):
+        put(tmp_path, key, cell | {"seed": seed} | option, {"valid/bpc": bpc}, [{"update": 791, "valid/bpc": bpc}])
+    text = render_windows(table_of(key), table_of(key).curves[0], Evidence(tmp_path).runs(key))
     assert "| `lstm` | `ptb_char` | 0 to 791 | 2.223 (points: 1) | 2.300 ± 0.141 (n=2) | +0.077 |" in text
 
 
 def test_the_summary_has_the_main_metric_and_leaves_out_unmeasured_ones(tmp_path):
     metrics = {"valid/ppl": 150.0, "valid/ppl_shared_statistics": 123.4, "test/ppl": 115.0, "test/accuracy": 0.2}
     put(tmp_path, WORDS, CELL, metrics)
-    text = tables.render_summary(load_runs(WORDS, tmp_path))
+    text = render_summary(Evidence(tmp_path).runs(WORDS))
     assert "perplexity per word" in text and "Data: a text." in text
     header = next(line for line in text.splitlines() if line.startswith("| run"))
     assert "valid, shared over time" in header and "one sequence" not in header and "%" not in header
@@ -146,24 +123,24 @@ def test_the_summary_has_the_main_metric_and_leaves_out_unmeasured_ones(tmp_path
 def test_a_trial_of_a_search_is_shown_with_what_it_drew_and_is_not_stale(tmp_path):
     key = "laurent2015/table3_search"
     put(tmp_path, key, {"data": "ptb_char", "model": "rnn", "search.trial": "3", "seed": "0"}, {"valid/bpc": 2.0})
-    (run,) = load_runs(key, tmp_path)
+    (run,) = Evidence(tmp_path).runs(key)
     assert not run.stale and set(run.drawn) == {"optim.lr", "optim.momentum", "batch_size"}
-    assert f"lr={run.drawn['optim.lr']} momentum={run.drawn['optim.momentum']}" in tables.render_summary([run])
+    assert f"lr={run.drawn['optim.lr']} momentum={run.drawn['optim.momentum']}" in render_summary([run])
 
 
 def test_a_run_whose_folder_is_deeper_because_of_a_group_path_is_found(tmp_path):
     put(tmp_path, "zhang2017/flickr8k", {"model": "captioner/lstm", "seed": "0"}, {"valid/ppl": 30.0})
-    (run,) = load_runs("zhang2017/flickr8k", tmp_path)
+    (run,) = Evidence(tmp_path).runs("zhang2017/flickr8k")
     assert run.overrides["model"] == "captioner/lstm" and run.budget == "paper" and not run.stale
-    assert "| model=captioner/lstm | paper | 100 |" in tables.render_summary([run])
+    assert "| model=captioner/lstm | paper | 100 |" in render_summary([run])
 
 
 def test_a_run_whose_folder_is_a_link_is_found(tmp_path):
     put(tmp_path / "results", WORDS, CELL, {"valid/ppl": 100.0})
-    (path,) = run_files(WORDS, tmp_path / "results")
+    (path,) = run_files(tmp_path / "results" / WORDS)
     path.parent.rename(tmp_path / "elsewhere")
     path.parent.symlink_to(tmp_path / "elsewhere")
-    assert run_files(WORDS, tmp_path / "results") == [path] and path.exists()
+    assert run_files(tmp_path / "results" / WORDS) == [path] and path.exists()
 
 
 def test_a_result_that_no_longer_composes_is_stale_and_stops_no_page(tmp_path):
@@ -171,18 +148,18 @@ def test_a_result_that_no_longer_composes_is_stale_and_stops_no_page(tmp_path):
     path = next(tmp_path.rglob("result.json"))
     change(path, {"overrides": CELL | {"model.renamed_since": "3"}})
     path.parent.rename(path.parent.with_name(f"{path.parent.name},model.renamed_since=3"))
-    (run,) = load_runs(WORDS, tmp_path)
+    (run,) = Evidence(tmp_path).runs(WORDS)
     assert run.stale
-    assert "| stale |" in tables.render(WORDS, tmp_path)
+    assert "| stale |" in tables.render(WORDS, Evidence(tmp_path))
 
 
 def test_a_run_without_the_override_of_its_column_is_in_no_panel(tmp_path):
     key = "cooijmans2016/table2"
     records = [{"update": 791, "seconds": 1.0, "valid/bpc": 2.2}]
     put(tmp_path, key, {"model": "lstm"}, {"valid/bpc": 2.2}, records)
-    (run,) = load_runs(key, tmp_path)
-    assert run.in_grid(key) and run.seed == "0"
-    plots.draw_curve(key, load_claim(key)["curves"][0], tmp_path, tmp_path / "figure.png")
+    (run,) = Evidence(tmp_path).runs(key)
+    assert in_grid(key, run.overrides) and run.seed == "0"
+    plots.draw_curve(table_of(key), table_of(key).curves[0], Evidence(tmp_path), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").exists()
 
 
@@ -194,7 +171,7 @@ def test_a_run_with_a_deleted_key_is_not_stale(tmp_path):
     record = config_record(composed(*arguments, "model=lstm"))
     change(path, {"overrides": {"model": "lstm", "~optim.momentum": ""}, "config": record})
     path.parent.rename(path.parent.with_name("model=lstm,~optim.momentum=null"))
-    (run,) = load_runs(key, tmp_path)
+    (run,) = Evidence(tmp_path).runs(key)
     assert not run.stale
     (cell,) = expand([*arguments, "model=lstm", "data=pmnist", "seed=0"])
     assert cell.folder.name == "data=pmnist,model=lstm,seed=0,~optim.momentum=null"  # as in a multirun
@@ -204,7 +181,7 @@ def test_a_run_with_a_deleted_key_is_not_stale(tmp_path):
 def test_an_analysis_without_models_says_what_to_train(tmp_path):
     put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0})
     with pytest.raises(BnrnnError, match=r"no finished run with its model: train laurent2015/table2 first"):
-        trained_runs(WORDS, tmp_path)
+        trained_runs(WORDS, Evidence(tmp_path))
 
 
 def test_a_search_shows_its_best_beside_the_papers_and_a_dot_for_each_trial(tmp_path):
@@ -217,15 +194,16 @@ def test_a_search_shows_its_best_beside_the_papers_and_a_dot_for_each_trial(tmp_
         )  # of the model with the highest accuracy
     (path,) = tmp_path.rglob("*search.trial=6*/result.json")
     change_recipe(path)  # the best of them, but stale
-    runs = load_runs(key, tmp_path)
+    runs = Evidence(tmp_path).runs(key)
     assert [run.overrides["search.trial"] for run in runs if run.stale] == ["6"]
     best = next(run for run in runs if run.overrides["search.trial"] == "4").drawn
-    page = tables.render(key, tmp_path)
+    page = tables.render(key, Evidence(tmp_path))
     assert "| `rnn` | paper | 0.42 | 0.95 | 32 | 1.1 |" in page
     drawn = " | ".join(f"{best[k]:g}" for k in ("optim.lr", "optim.momentum", "batch_size"))
     assert f"ours, 100 updates (3 trials, 0 diverged) | {drawn} | 1.200 |" in page
     assert "(table3_search.png)" in page
-    plots.draw_search(key, load_claim(key)["search"], tmp_path, tmp_path / "search.png")
+    table = table_of(key)
+    plots.draw_search(table, table.search, Evidence(tmp_path), tmp_path / "search.png")
     assert (tmp_path / "search.png").stat().st_size > 10_000
 
 
@@ -242,14 +220,14 @@ def test_analyses_take_the_longest_runs_with_a_model_that_are_not_stale(tmp_path
         result["updates"] = updates
         change(folder / FILE, result)
     change_recipe(folders[2] / FILE)
-    assert [run.stale for run in load_runs(WORDS, tmp_path)] == [False, False, True, False]
-    assert [run.seed for run in trained_runs(WORDS, tmp_path, **where)] == ["1"]
+    assert [run.stale for run in Evidence(tmp_path).runs(WORDS)] == [False, False, True, False]
+    assert [run.seed for run in trained_runs(WORDS, Evidence(tmp_path), **where)] == ["1"]
     for folder in (folders[1], folders[3]):
         (folder / MODEL).unlink()
-    assert [run.seed for run in trained_runs(WORDS, tmp_path, **where)] == ["0"]
+    assert [run.seed for run in trained_runs(WORDS, Evidence(tmp_path), **where)] == ["0"]
     (folders[0] / MODEL).unlink()
     with pytest.raises(BnrnnError, match="no finished run with its model"):
-        trained_runs(WORDS, tmp_path, **where)
+        trained_runs(WORDS, Evidence(tmp_path), **where)
 
 
 def test_analyses_take_the_greatest_length_that_all_models_have(tmp_path):
@@ -262,7 +240,9 @@ def test_analyses_take_the_greatest_length_that_all_models_have(tmp_path):
         change(folder / FILE, result | {"updates": updates})
 
     def found(**where):
-        return [(r.overrides["model"], r.result.updates, r.seed) for r in trained_runs(TABLE, tmp_path, **where)]
+        return [
+            (r.overrides["model"], r.result.updates, r.seed) for r in trained_runs(TABLE, Evidence(tmp_path), **where)
+        ]
 
     TABLE = "cooijmans2016/table2"
     trained("lstm", 300, 0)
@@ -281,8 +261,10 @@ def test_a_copied_folder_is_no_run_of_another_seed(tmp_path, capsys):
     put(tmp_path, key, cell, {"test/accuracy": 0.9})
     (folder,) = (tmp_path / key / "paper").iterdir()
     shutil.copytree(folder, folder.with_name(folder.name.replace("seed=0", "seed=1")))
-    assert [run.seed for run in load_runs(key, tmp_path)] == ["0"]
+    assert [run.seed for run in Evidence(tmp_path).runs(key)] == ["0"]
     assert "seed=1 has the result of another run (data=pmnist, model=lstm, seed=0)" in capsys.readouterr().err
+    shutil.copytree(folder, tmp_path / WORDS / "paper" / folder.name)
+    assert Evidence(tmp_path).runs(WORDS) == [], "nor of another experiment"
     cells = expand([f"experiment={key}", "data=pmnist", "model=lstm", "seed=0,1", f"out_dir={tmp_path}"])
     with pytest.raises(BnrnnError, match=r"seed=1/result.json is the result of another run"):
         check_results(cells)
@@ -299,7 +281,7 @@ def test_a_copied_folder_is_no_run_of_another_seed(tmp_path, capsys):
 ])  # fmt: skip
 def test_a_folder_is_named_by_all_overrides_of_its_result_and_by_no_others(folder, named):
     overrides = {"data": "pmnist", "model": "lstm", "seed": "0"} | ({"~optim.momentum": ""} if "~" in folder else {})
-    assert runs.is_named_by(folder, overrides) is named
+    assert evidence.is_named_by(folder, overrides) is named
 
 
 def test_a_damaged_configuration_is_an_error_and_makes_no_result_stale(tmp_path, monkeypatch):
@@ -311,8 +293,9 @@ def test_a_damaged_configuration_is_an_error_and_makes_no_result_stale(tmp_path,
 
     monkeypatch.setattr(states, "_recipe", broken)
     monkeypatch.setattr(states, "check_files", broken)
+    (run,) = Evidence(tmp_path).runs(key)
     with pytest.raises(BnrnnError, match="a file is damaged"):
-        load_runs(key, tmp_path)
+        assert run.stale
 
 
 def test_of_runs_that_differ_only_in_their_length_the_longest_counts_once(tmp_path):
@@ -322,7 +305,7 @@ def test_of_runs_that_differ_only_in_their_length_the_longest_counts_once(tmp_pa
         put(tmp_path, key, cell | {"seed": seed} | budget, {"test/accuracy": 0.9})
     (path,) = tmp_path.rglob("*budget.updates=50*seed=0/result.json")
     change(path, json.loads(path.read_text()) | {"updates": 50})
-    kept = longest(load_runs(key, tmp_path))
+    kept = longest(Evidence(tmp_path).runs(key))
     assert sorted((run.seed, run.result.updates) for run in kept) == [("0", 100), ("1", 100)]
 
 
@@ -334,7 +317,7 @@ def test_a_damaged_or_foreign_result_is_reported_and_left_out_and_the_others_are
     paths[1].write_bytes(b"\xff\xfe")
     paths[2].write_text("[1, 2]")
     (paths[3].parent / "metrics.jsonl").write_text('{"update": 1}\n5\n')
-    assert [run.seed for run in load_runs(WORDS, tmp_path)] == ["4"]
+    assert [run.seed for run in Evidence(tmp_path).runs(WORDS)] == ["4"]
     reported = capsys.readouterr().err.splitlines()
     assert len(reported) == 4 and all(line.startswith(f"left out: {tmp_path}") for line in reported)
     assert "metrics.jsonl, line 2: expected a record" in reported[3]
@@ -345,6 +328,6 @@ def test_a_figure_that_would_be_empty_is_neither_drawn_nor_shown(tmp_path):
     records = [{"update": 50, "train/loss": 1.0}, {"update": 50, "valid/loss": 1.0}]
     for gamma, figures in (("0.02", 0), ("0.001", 2), ("0.3", 2)):  # the figure shows some values besides the paper's
         put(tmp_path, key, {**cell, "model.layer.gamma_init": gamma}, {"test/accuracy": 0.5}, records)
-        paths = pages.draw(key, tmp_path)
+        paths = pages.draw(key, Evidence(tmp_path))
         assert [path.exists() for path in paths] == [True] * figures
-        assert tables.render(key, tmp_path).count("![") == figures
+        assert tables.render(key, Evidence(tmp_path)).count("![") == figures

@@ -9,14 +9,16 @@ from html.parser import HTMLParser
 import pytest
 
 from bnrnn.config import ROOT
-from bnrnn.report.claims import claim_keys, load_claim, rows_of
+from bnrnn.report.claim_types import Claim
+from bnrnn.report.claims import entries, table_of
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.judging import JudgedTest
 from bnrnn.report.outcome import Outcome
-from bnrnn.report.runs import load_runs
 from bnrnn.report.site import api, claims_table, curves, experiment, front, missing, run_pages
 from bnrnn.report.site.filtered import filtered_table
 from bnrnn.report.style import looks_of
-from bnrnn.report.verdicts import Claim
+from bnrnn.report.verdicts import JudgedClaim
+from tests.report.claim_files import claim_test
 from tests.report.test_runs import CELL, WORDS, change, put, train_records
 
 RECORDS = [*train_records(5.0, 4.0, 3.0, 2.0, 2.0), {"update": 100, "seconds": 7200.0, "valid/ppl": 150.0}]
@@ -26,11 +28,11 @@ RECORDS = [*train_records(5.0, 4.0, 3.0, 2.0, 2.0), {"update": 100, "seconds": 7
 def runs(tmp_path):
     for seed in ("0", "1"):
         put(tmp_path, WORDS, {**CELL, "seed": seed}, {"valid/ppl": 150.0}, RECORDS)
-    return load_runs(WORDS, tmp_path)
+    return Evidence(tmp_path).runs(WORDS)
 
 
 def test_lines_have_the_series_of_the_tables(runs):
-    plot = curves.of_experiment(WORDS, runs, {run.folder: f"{run.seed}.html" for run in runs})
+    plot = curves.of_experiment(table_of(WORDS), runs, {run.folder: f"{run.seed}.html" for run in runs})
     assert plot is not None
     for metric in ("valid/ppl", "train/loss", "train/ppl"):
         series = runs[0].series(metric)
@@ -48,15 +50,15 @@ def test_epochs_are_an_axis_where_their_length_was_recorded(tmp_path):
     path = next(tmp_path.rglob("result.json"))
     for length, expected in ((None, None), (4, [2.5])):
         change(path, {"updates_per_epoch": length})
-        (run,) = load_runs("cooijmans2016/table1", tmp_path)
+        (run,) = Evidence(tmp_path).runs("cooijmans2016/table1")
         assert curves.line_of(run, "valid/accuracy", {10: 0.5}, "", "").x.get(curves.EPOCHS) == expected
 
 
 def test_the_papers_points_are_those_of_the_claims():
-    plot = curves.of_experiment("cooijmans2016/table1", [], {})
+    plot = curves.of_experiment(table_of("cooijmans2016/table1"), [], {})
     assert plot is not None
     assert plot.lines == []
-    points = load_claim("cooijmans2016/table1")["curves"][0]["points"]["bn_lstm"]["pmnist"]
+    points = table_of("cooijmans2016/table1").curves[0].points["bn_lstm"]["pmnist"]
     drawn = next(line for line in plot.points if line.row == "BN-LSTM" and "permuted" in line.panel)
     assert dict(zip(drawn.x[curves.UPDATES], drawn.y, strict=True)) == points
 
@@ -66,7 +68,7 @@ def test_a_run_that_diverged_at_once_stays_in_the_legend(tmp_path):
     path = next(tmp_path.rglob("result.json"))
     stored = {k: v for k, v in json.loads(path.read_text()).items() if k != "sha256"}
     path.write_text(json.dumps({**stored, "version": 0, "status": "diverged"}))
-    plot = curves.of_experiment(WORDS, load_runs(WORDS, tmp_path), dict.fromkeys([path.parent], ""))
+    plot = curves.of_experiment(table_of(WORDS), Evidence(tmp_path).runs(WORDS), dict.fromkeys([path.parent], ""))
     assert plot is not None
     assert [(line.y, line.diverged) for line in plot.lines if line.metric == "valid/ppl"] == [([], True)]
 
@@ -79,33 +81,31 @@ def test_a_script_of_a_plot_has_no_value_that_is_not_finite(tmp_path):
     assert stored["lines"][0]["y"] == [1.23457, None, None, None]
 
 
-@pytest.mark.parametrize("key", claim_keys())
-def test_deviations_of_an_entry_are_in_the_notes(key):
-    listed = load_claim(key).get("deviations", [])
-    assert listed or key == "cooijmans2016/fig1b"
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.key)
+def test_deviations_of_an_entry_are_in_the_notes(entry):
+    listed = list(entry.deviations)
+    assert listed or entry.key == "cooijmans2016/fig1b"
     assert len(set(listed)) == len(listed)
-    text = experiment.deviations(key)
-    assert re.findall(r"^\| ([A-Z]\d+) \|", text, re.MULTILINE) == listed
+    assert re.findall(r"^\| ([A-Z]\d+) \|", experiment.deviations(entry), re.MULTILINE) == listed
 
 
 def test_missing_runs_have_their_cost(runs, tmp_path):
-    text = missing.render(WORDS, tmp_path)
+    text = missing.render(table_of(WORDS), Evidence(tmp_path))
     assert "16 of 18 runs of the paper's length are missing." in text
     row = next(line for line in text.splitlines() if "`model=input_bn_lstm` `setting=small`" in line)
     assert [cell.strip() for cell in row.split("|")[2:5]] == ["2", "100", "2.0"]
 
 
-def test_a_run_page_says_how_to_train_it_again(runs, monkeypatch, tmp_path):
-    monkeypatch.setattr(experiment, "RESULTS", tmp_path)
-    monkeypatch.setattr(run_pages, "ROOT", tmp_path)
-    values = run_pages.context(WORDS, runs[0])
+def test_a_run_page_says_how_to_train_it_again(runs, tmp_path):
+    table, evidence = table_of(WORDS), Evidence(tmp_path)
+    values = run_pages.context(table, runs[0], evidence)
     own = "model=input_bn_lstm seed=0 setting=small"
     assert values["command"] == f"python -m bnrnn.train experiment={WORDS} budget=paper {own} out_dir=results"
-    assert experiment.page_of(runs[0]) == f"runs/{WORDS}/paper/model-input_bn_lstm-seed-0-setting-small"
+    assert experiment.page_of(runs[0], evidence) == f"runs/{WORDS}/paper/model-input_bn_lstm-seed-0-setting-small"
     assert "hidden_size" in values["config"]
     assert values["facts"]["finished on"] == "not recorded"
     dated = dataclasses.replace(runs[0], result=dataclasses.replace(runs[0].result, date="2026-11-24"))
-    assert run_pages.context(WORDS, dated)["facts"]["finished on"] == "2026-11-24"
+    assert run_pages.context(table, dated, evidence)["facts"]["finished on"] == "2026-11-24"
 
 
 def test_the_provenance_of_an_analysis_has_its_date_if_it_was_recorded():
@@ -116,20 +116,21 @@ def test_the_provenance_of_an_analysis_has_its_date_if_it_was_recorded():
 
 def test_a_gamma_has_one_color_in_the_figure_and_in_the_interactive_plot():
     key = "cooijmans2016/fig6_pmnist"
-    plot = curves.of_experiment(key, [], {})
+    table = table_of(key)
+    plot = curves.of_experiment(table, [], {})
     assert plot is not None
-    assert list(plot.colors) == [f"initial gamma {gamma}" for gamma in rows_of(key)]
-    assert list(plot.colors.values()) == [look.color for look in looks_of(rows_of(key))]
-    models = curves.of_experiment("cooijmans2016/table1", [], {})
+    assert list(plot.colors) == [f"initial gamma {gamma}" for gamma in table.row_names]
+    assert list(plot.colors.values()) == [look.color for look in looks_of(table.row_names)]
+    models = curves.of_experiment(table_of("cooijmans2016/table1"), [], {})
     assert models is not None and not models.colors
     assert "plot.colors[row] ||" in (ROOT / "docs/site/static/curves.js").read_text()
 
 
 def test_a_figure_with_many_panels_is_a_link_below_the_interactive_plot():
-    text = experiment.render_page("cooijmans2016/table1", has_plot=True)
+    text = experiment.render_page(table_of("cooijmans2016/table1"), Evidence(ROOT / "results"), has_plot=True)
     assert "![" not in text
     assert text.index("## Interactive plot") < text.index("(fig2.")
-    text = experiment.render_page("cooijmans2016/fig6_pmnist", has_plot=True)
+    text = experiment.render_page(table_of("cooijmans2016/fig6_pmnist"), Evidence(ROOT / "results"), has_plot=True)
     assert text.index("![") < text.index("## Interactive plot")
     assert "| initial gamma |" in text and "model.layer.gamma_init |" not in text
 
@@ -151,11 +152,12 @@ class Rows(HTMLParser):
 
 
 def test_a_claim_has_a_row_with_what_it_is_filtered_by():
-    test = {"scope": "shorter", "rule": "diverges", "experiment": "table1", "updates": 500, "of": {}, "than": {}}
-    judged = JudgedTest("C1", "cooijmans2016", test, Outcome((1.0, 1.0, 1.0), unanimous=True), ("abc",))
+    sides = {"where": {"data": "pmnist"}, "of": {"model": "lstm"}, "than": {"model": "bn_lstm"}}
+    test = claim_test({"scope": "shorter", "rule": "diverges", "experiment": "table1", "updates": 500, **sides})
+    judged = JudgedTest(test, Outcome((1.0, 1.0, 1.0), unanimous=True), ("abc",))
     claims = [
-        Claim("C1", "cooijmans2016", "a < b", "section 1", [judged]),
-        Claim("L2", "laurent2015", "says", "section 2", []),
+        JudgedClaim(Claim("C1", "cooijmans2016", "a < b", "section 1", (test,)), (judged,)),
+        JudgedClaim(Claim("L2", "laurent2015", "says", "section 2", ()), ()),
     ]
     html, parser = claims_table.claims_table(claims), Rows()
     parser.feed(html)

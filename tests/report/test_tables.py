@@ -10,13 +10,18 @@ import pytest
 from bnrnn.config import ROOT, compose_config, sweep
 from bnrnn.errors import BnrnnError
 from bnrnn.report import pages, plots, style, tables
-from bnrnn.report.claims import claim_keys, load_claim, load_paper
-from bnrnn.report.index import render_index
+from bnrnn.report.claim_types import Quantity
+from bnrnn.report.claims import entries, entry_of, in_grid, papers, table_of
+from bnrnn.report.claims import tables as all_tables
+from bnrnn.report.curve_tables import render_reach
+from bnrnn.report.evidence import Evidence
+from bnrnn.report.pages import render_index
 from bnrnn.report.run import Run, order_in_words
-from bnrnn.report.runs import load_borrowed, load_runs
+from bnrnn.report.run_tables import render_summary
 from bnrnn.training.results import Result, config_record
 
 KEY = "cooijmans2016/table1"
+TABLE = table_of(KEY)
 
 
 def result(
@@ -26,19 +31,8 @@ def result(
     record = config_record(cfg)
     overrides = dict(sorted(overrides.items()))
     metrics = {"valid/accuracy": 0.5, "test/accuracy": test} if status == "finished" else {}
-    return Result(
-        KEY,
-        overrides,
-        status,
-        cfg.budget.updates,
-        1,
-        metrics,
-        10.0,
-        5,
-        ["abc"],
-        {"device": "cpu", "evaluation_order": "shuffled", **(env or {})},
-        record,
-    )
+    environment = {"device": "cpu", "evaluation_order": "shuffled", **(env or {})}
+    return Result(KEY, overrides, status, cfg.budget.updates, 1, metrics, 10.0, 5, ["abc"], environment, record)
 
 
 def put(results_dir, run: Result, records: list[dict] | None = None) -> None:
@@ -57,14 +51,12 @@ def curve(*points: tuple[int, float, float]) -> list[dict]:
 
 def reach(results_dir) -> str:
     """The table of time to each level."""
-    claim = load_claim(KEY)
-    return tables.render_reach(KEY, claim, claim["curves"][0], load_runs(KEY, results_dir))
+    return render_reach(TABLE, TABLE.curves[0], Evidence(results_dir).runs(KEY))
 
 
 def published(results_dir) -> str:
     """The table of the paper's numbers and ours."""
-    claim = load_claim(KEY)
-    return tables.render_published(KEY, claim, claim["published"][0], load_runs(KEY, results_dir))
+    return tables.render_published(TABLE, TABLE.published[0], Evidence(results_dir).runs(KEY))
 
 
 def row(text: str, *cells: str) -> str:
@@ -95,27 +87,27 @@ def test_mean_spread_count_difference_and_verdict(tmp_path):
 
 def test_a_published_best_is_compared_with_the_best_of_the_curve(tmp_path):
     put(tmp_path, result(model="lstm", data="smnist", seed="0"), curve((500, 1.0, 0.7), (1000, 2.0, 0.6)))
-    claim, runs = load_claim(KEY), load_runs(KEY, tmp_path)
-    part = claim["published"][0] | {"metric": "valid/accuracy"}
-    for best, shown in (({}, "50.00"), ({"best": "max"}, "70.00"), ({"best": "min"}, "60.00")):
-        text = tables.render_published(KEY, claim, part | best, runs)
+    runs = Evidence(tmp_path).runs(KEY)
+    for best, shown in ((None, "50.00"), ("max", "70.00"), ("min", "60.00")):
+        part = dataclasses.replace(TABLE.published[0], metric="valid/accuracy", best=best)
+        text = tables.render_published(TABLE, part, runs)
         assert f"| 98.9 | {shown} (n=1 of 3) |" in row(text, "`lstm`", "`smnist`")
 
 
 def test_numbers_of_other_papers_are_marked_as_quoted(tmp_path):
-    text = tables.render(KEY, tmp_path)
+    text = tables.render(KEY, Evidence(tmp_path))
     ours, quoted = text.split("quoted from the paper, not ours")
     assert "iRNN" not in ours
     assert row(quoted, "iRNN", "`pmnist`") == "| iRNN | `pmnist` | test accuracy (%) | 82.0 |"
-    assert "quoted" not in render_index([KEY], tmp_path)
-    fig4a = tables.render("cooijmans2016/fig4a", tmp_path)
+    assert "quoted" not in render_index([KEY], Evidence(tmp_path))
+    fig4a = tables.render("cooijmans2016/fig4a", Evidence(tmp_path))
     assert row(fig4a, "BN-e**", "`cnn_qa_top4`").endswith("| 9,000 |")
 
 
 def test_short_runs_are_never_the_tables_number(tmp_path):
     put(tmp_path, result("cpu", 0.954, model="bn_lstm", data="pmnist", seed="0"),
         curve((500, 100.0, 0.5), (2500, 500.0, 0.75)))  # fmt: skip
-    text = tables.render(KEY, tmp_path)
+    text = tables.render(KEY, Evidence(tmp_path))
     published, rest = text.split("equal updates")
     assert "95.40" not in published
     first = row(rest, "`bn_lstm`", "`pmnist`", "0 to 1,000")
@@ -137,7 +129,7 @@ def test_a_result_of_another_recipe_is_stale(tmp_path):
 
 def test_a_diverged_run_has_no_number(tmp_path):
     put(tmp_path, result(status="diverged", model="lstm", data="smnist", seed="0"))
-    text = tables.render(KEY, tmp_path)
+    text = tables.render(KEY, Evidence(tmp_path))
     assert row(text, "`lstm`", "`smnist`").endswith("| – | – | 1 of 1 diverged |")
     assert "1 diverged" in text.split("## All")[1]
 
@@ -146,7 +138,7 @@ def test_of_two_lengths_of_one_run_the_longer_gives_the_curve(tmp_path):
     for budget, accuracy in (("cpu", 0.1), ("paper", 0.65)):
         put(tmp_path, result(budget, model="bn_lstm", data="pmnist", seed="0"),
             curve((1000, 100.0, accuracy)))  # fmt: skip
-    text = tables.render(KEY, tmp_path)
+    text = tables.render(KEY, Evidence(tmp_path))
     assert "0.650 (n=1)" in row(text, "`bn_lstm`", "`pmnist`", "0 to 1,000")
 
 
@@ -165,13 +157,11 @@ def test_the_papers_curves_have_the_points_that_were_read_off_before():
         ("fig6_ptb", "1.0", "ptb_char"): {12656: 0.841},
     }
     for (table, row_name, col), points in read.items():
-        curve = load_claim(f"cooijmans2016/{table}")["curves"][0]
-        found = curve["points"][row_name][col]
+        curve = table_of(f"cooijmans2016/{table}").curves[0]
+        found = curve.points[row_name][col]
         assert {u: found[u] for u in points} == pytest.approx(points, abs=0.005), (table, row_name)
-        assert curve["windows"] == sorted(set(curve["windows"]))
-    counts = [
-        len(load_claim(KEY)["curves"][0]["points"][m][d]) for m in ("lstm", "bn_lstm") for d in ("smnist", "pmnist")
-    ]
+        assert list(curve.windows) == sorted(set(curve.windows))
+    counts = [len(TABLE.curves[0].points[m][d]) for m in ("lstm", "bn_lstm") for d in ("smnist", "pmnist")]
     assert min(counts) >= 190, "about one point for each of 200 epochs"
 
 
@@ -180,15 +170,16 @@ def test_a_row_shows_the_runs_that_it_borrows(tmp_path):
     put(tmp_path, result("cpu", model="bn_lstm", data="pmnist", seed="0"), curve((500, 1.0, 0.5)))
     put(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed="0"), curve((500, 1.0, 0.5)))
     put(tmp_path, result("cpu", model="lstm", data="pmnist", seed="0"), curve((500, 1.0, 0.5)))
-    (run,) = load_borrowed("cooijmans2016/fig6_pmnist", tmp_path)
+    (run,) = Evidence(tmp_path).shown("cooijmans2016/fig6_pmnist")
     assert run.overrides == {"data": "pmnist", "model": "bn_lstm", "seed": "0", "model.layer.gamma_init": "0.1"}
-    assert run.in_grid("cooijmans2016/fig6_pmnist") and load_borrowed(KEY, tmp_path) == []
+    assert in_grid("cooijmans2016/fig6_pmnist", run.overrides) and not run.stale
+    assert len(Evidence(tmp_path).shown(KEY)) == 3, "Table 1 borrows none"
 
 
 def test_training_metrics_are_averaged_between_evaluations():
     records = [{"update": u, "train/loss": float(u)} for u in (10, 20)] + [{"update": 20, "valid/loss": 1.0}]
     records += [{"update": 30, "train/loss": 30.0}, {"update": 30, "valid/loss": 2.0}]
-    run = Run(ROOT, {"seed": "0"}, "paper", result(), records, stale=False)
+    run = Run(ROOT, {"seed": "0"}, "paper", result(), records)
     assert run.series("train/loss") == {20: 15.0, 30: 30.0}
     diverged = dataclasses.replace(run, records=[*records[:3], {"update": 30, "train/loss": None, "valid/loss": None}])
     assert diverged.series("train/loss") == {20: 15.0} and diverged.series("valid/loss") == {20: 1.0}
@@ -224,14 +215,14 @@ def test_numbers_of_batch_statistics_in_the_order_of_the_file_are_marked(tmp_pat
     for model in ("lstm", "bn_lstm"):
         put(tmp_path, result("cpu", env=before, model=model, data="pmnist", seed="0"), curve((500, 100.0, 0.5)))
     put(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed="0"), curve((500, 100.0, 0.5)))
-    by_cell = {(run.overrides["data"], run.overrides["model"]): run for run in load_runs(KEY, tmp_path)}
+    by_cell = {(run.overrides["data"], run.overrides["model"]): run for run in Evidence(tmp_path).runs(KEY)}
     lstm, bn, shuffled = (by_cell[c] for c in (("pmnist", "lstm"), ("pmnist", "bn_lstm"), ("smnist", "bn_lstm")))
     assert (lstm.in_file_order, bn.in_file_order, shuffled.in_file_order) == (False, True, False)
     marked = row(reach(tmp_path), "`pmnist`", "reference on cpu", "0.5")
     assert marked.endswith(r"| 500 (n=1) | 500 (n=1) \* | 100 (n=1) | 100 (n=1) \* |")
-    text = tables.render_summary([bn])
+    text = render_summary([bn])
     assert r"50.0 (n=1) \* | 99.0 (n=1) |" in text and r"\* evaluated in the order of the file" in text
-    assert r"\*" not in tables.render_summary([lstm, shuffled])
+    assert r"\*" not in render_summary([lstm, shuffled])
     assert order_in_words(bn) == "file" and order_in_words(shuffled) == "shuffled"
     pieces = [{"update": 0}, {"update": 70, "evaluation_order": "shuffled"}]
     changed = dataclasses.replace(bn, result=dataclasses.replace(shuffled.result, pieces=pieces))
@@ -265,8 +256,8 @@ def test_results_without_a_published_number_have_no_verdict(tmp_path):
     put(tmp_path, result("cpu", status="diverged", model="bn_lstm", data="smnist", seed="0"))
     stale = result("paper", 0.99, model="lstm", data="smnist", seed="2")
     put(tmp_path, dataclasses.replace(stale, config=stale.config | {"batch_size": 7}))
-    claim = load_claim(KEY) | {"measured": [{"what": "accuracy", "metric": "test/accuracy", "digits": 2}]}
-    text = tables.render_measured(KEY, claim, load_runs(KEY, tmp_path))
+    table = dataclasses.replace(TABLE, measured=(Quantity("accuracy", "test/accuracy", digits=2),))
+    text = tables.render_measured(table, Evidence(tmp_path).runs(KEY))
     short, long = [line for line in text.splitlines() if line.startswith("| `lstm` | `smnist` |")]
     assert short.endswith("| 0.50 ± 0.35 (n=2 of 3) |") and long.endswith("| 0.85 (n=1 of 3) |")
     assert row(text, "`bn_lstm`", "`smnist`").endswith("| diverged |")
@@ -276,7 +267,7 @@ def test_a_loss_is_reached_from_above_and_steady_near_its_own_lowest():
     records = [
         {"update": u, "seconds": u / 10, "valid/loss": v} for u, v in ((5, 4.0), (10, 3.04), (15, 3.0), (20, 3.5))
     ]
-    run = Run(ROOT, {"seed": "0"}, "paper", result(), records, stale=False)
+    run = Run(ROOT, {"seed": "0"}, "paper", result(), records)
     assert run.reached("valid/loss", 3.2) == (10, 1.0) and run.reached("valid/loss", 2.9) is None
     assert dataclasses.replace(run, records=[]).steady("valid/loss", 0.01) is None, "diverged before any evaluation"
     assert run.steady("valid/loss", 0.02) == (10, 1.0) and run.steady("valid/loss", 0.01) == (15, 1.5)
@@ -296,40 +287,42 @@ def test_stale_runs_have_no_time_to_accuracy(tmp_path):
 
 def test_the_page_has_the_time_and_the_index_has_not(tmp_path):
     put(tmp_path, result("cpu", model="lstm", data="smnist", seed="0"), curve((500, 100.0, 0.9)))
-    assert "time to each level" in tables.render(KEY, tmp_path)
-    assert "time to each level" not in render_index([KEY], tmp_path)
+    assert "time to each level" in tables.render(KEY, Evidence(tmp_path))
+    assert "time to each level" not in render_index([KEY], Evidence(tmp_path))
 
 
 def test_the_index_has_rows_of_runs_and_one_line_for_the_cells_without(tmp_path):
     put(tmp_path, result(test=0.97, model="lstm", data="smnist", seed="0"))
-    text = render_index([KEY], tmp_path)
+    text = render_index([KEY], Evidence(tmp_path))
     assert row(text, "`lstm`", "`smnist`").endswith("| -1.90 | outside tolerance, n=1 (tolerance 0.5) |")
     assert "Not run (published): `bn_lstm` on `smnist` (99.0), `lstm` on `pmnist` (90.2)" in text
     assert "not run |" not in text
-    assert "not run |" in tables.render(KEY, tmp_path), "the page keeps a row for every cell"
+    assert "not run |" in tables.render(KEY, Evidence(tmp_path)), "the page keeps a row for every cell"
 
 
 def test_a_table_of_the_index_without_any_run_is_its_line_alone(tmp_path):
-    table = render_index([KEY], tmp_path).split("**Test accuracy (%): published and ours at the paper's length**")[1]
+    table = render_index([KEY], Evidence(tmp_path)).split(
+        "**Test accuracy (%): published and ours at the paper's length**"
+    )[1]
     assert table.split("**")[0].strip().startswith("Not run (published): `lstm` on `smnist` (98.9)")
 
 
 def test_the_index_names_every_paper_and_what_has_no_runs_at_all(tmp_path):
-    text = render_index([KEY, "cooijmans2016/fig1a"], tmp_path)
-    for paper in {key.split("/")[0] for key in claim_keys()}:
-        assert f"## {load_paper(paper)}\n" in text
+    text = render_index([KEY, "cooijmans2016/fig1a"], Evidence(tmp_path))
+    for paper in papers():
+        assert f"## {paper.title}\n" in text
     assert "### [Table 1, pixel-by-pixel MNIST](cooijmans2016/table1.md)\n" in text
-    assert f"\n- [{load_claim('cooijmans2016/fig1a')['title']}](cooijmans2016/fig1a.md)\n" in text
+    assert f"\n- [{entry_of('cooijmans2016/fig1a').title}](cooijmans2016/fig1a.md)\n" in text
     lines = [line for line in text.splitlines() if line.startswith("Tables and figures without any run: ")]
-    missing = [key.split("/")[1] for key in claim_keys() if key not in (KEY, "cooijmans2016/fig1a")]
+    missing = [entry.name for entry in entries() if entry.key not in (KEY, "cooijmans2016/fig1a")]
     assert [name for line in lines for name in re.findall(r"`(\w+)`", line)] == missing
 
 
 def test_accuracies_to_reach_are_of_the_grid_and_rising():
-    levels = load_claim(KEY)["curves"][0]["reach"]
+    levels = TABLE.curves[0].reach
     assert set(levels) <= set(sweep(KEY)["data"])
     for values in levels.values():
-        assert values == sorted(set(values))
+        assert list(values) == sorted(set(values))
         assert values[0] > 0 and values[-1] < 1
 
 
@@ -338,7 +331,7 @@ def test_the_panel_of_time_shows_the_engine_that_ran_both_models(tmp_path):
         put(tmp_path, result("cpu", env={"backend": "cpu"}, model="lstm", data="smnist", seed=seed))
     for model in ("lstm", "bn_lstm"):
         put(tmp_path, result("paper", model=model, data="smnist", seed="0"))
-    engine, runs = plots.commonest_engine(load_runs(KEY, tmp_path), "model")
+    engine, runs = plots.commonest_engine(Evidence(tmp_path).runs(KEY), "model")
     assert engine == "reference on cpu"
     assert [run.overrides["model"] for run in runs] == ["lstm", "bn_lstm"]
 
@@ -350,7 +343,7 @@ def test_the_figure_has_a_second_row_against_time(tmp_path, monkeypatch):
     put(tmp_path, result("cpu", env={"backend": "cpu"}, model="lstm", data="smnist", seed="2"), curve((500, 1.0, 0.9)))
     figures = []
     monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
-    plots.draw_curve(KEY, load_claim(KEY)["curves"][0], tmp_path, tmp_path / "fig.png")
+    plots.draw_curve(TABLE, TABLE.curves[0], Evidence(tmp_path), tmp_path / "fig.png")
     (figure,) = figures
     updates, time = figure.axes
     plots.plt.close(figure)
@@ -364,14 +357,7 @@ def test_the_figure_has_a_second_row_against_time(tmp_path, monkeypatch):
 def test_an_exploding_loss_has_a_logarithmic_axis_that_others_determine_and_the_table_shows_its_order_of_magnitude():
     losses = {"lstm": [4.0, 3.0, 2.0], "bn_lstm": [5.0, 3e17, 2e17]}
     runs = [
-        Run(
-            ROOT,
-            {"model": model},
-            "paper",
-            result(),
-            [{"update": u, "valid/loss": v} for u, v in enumerate(values)],
-            False,
-        )
+        Run(ROOT, {"model": model}, "paper", result(), [{"update": u, "valid/loss": v} for u, v in enumerate(values)])
         for model, values in losses.items()
     ]
     figure, ax = plots.plt.subplots()
@@ -390,7 +376,7 @@ def test_the_grid_is_the_experiments():
 def test_a_run_that_diverged_before_its_first_evaluation_is_in_the_legend():
     def run(model: str, curve: dict[int, float], status: str = "finished") -> Run:
         records = [{"update": u, "valid/loss": v} for u, v in curve.items()]
-        return Run(ROOT, {"model": model}, "paper", dataclasses.replace(result(), status=status), records, False)
+        return Run(ROOT, {"model": model}, "paper", dataclasses.replace(result(), status=status), records)
 
     runs = [run("lstm", {}, "diverged"), run("lstm", {}, "diverged"), run("bn_lstm", {10: 2.0, 20: 1.0}),
             run("bn_lstm", {10: 2.0}, "diverged")]  # fmt: skip
@@ -408,7 +394,7 @@ def test_a_run_that_diverged_before_its_first_evaluation_is_in_the_legend():
 def test_a_panel_shows_the_interval_of_three_seeds_the_level_of_guessing_and_no_exaggerated_difference():
     def panel(seeds: int, updates: int) -> plots.Axes:
         records = [[{"update": u, "valid/accuracy": 0.12 + s / 100} for u in range(updates)] for s in range(seeds)]
-        runs = [Run(ROOT, {}, "paper", result(), record, False) for record in records]
+        runs = [Run(ROOT, {}, "paper", result(), record) for record in records]
         ax = plots.plt.subplots()[1]
         plots.draw_panel(ax, runs, {"lstm": "LSTM"}, lambda run, row: True, "valid/accuracy", {}, chance=0.1)
         plots.plt.close(ax.figure)
@@ -425,9 +411,9 @@ def test_a_panel_shows_the_interval_of_three_seeds_the_level_of_guessing_and_no_
 
 
 def test_no_experiment_has_more_rows_than_there_are_colors():
-    for key in claim_keys():
-        if "rows" in load_claim(key) and load_claim(key)["curves"]:
-            assert len(sweep(key)[load_claim(key)["rows"]]) <= len(style.LOOKS), key
+    for table in all_tables():
+        if table.curves:
+            assert len(sweep(table.key)[table.rows]) <= len(style.LOOKS), table.key
 
 
 @pytest.mark.slow
@@ -438,19 +424,15 @@ def test_a_changed_result_fails_the_check_and_make_tables_updates_the_page(tmp_p
     shutil.copytree(ROOT / "results" / "bench", tmp_path / "results" / "bench")
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "layer.md", tmp_path / "docs")
-    shutil.copytree(ROOT / "results" / "layer", tmp_path / "results" / "layer")
     path = next((tmp_path / "results").glob(f"{KEY}/*/*/result.json"))
     changed = Result.read(path)
     changed.metrics["test/accuracy"] = 0.123
     changed.write(path.parent)
-    given = {"ROOT": tmp_path, "RESULTS": tmp_path / "results", "has_history": lambda: False}
-    for name, value in given.items():
-        monkeypatch.setattr(pages, name, value)
-    pages.claims.cache_clear()
+    monkeypatch.setattr(pages, "has_history", lambda: False)
     script = runpy.run_path(str(ROOT / "scripts" / "make_tables.py"))["main"]
 
     def make_tables(*args: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["make_tables.py", *args])
+        monkeypatch.setattr(sys, "argv", ["make_tables.py", "--results", str(tmp_path / "results"), *args])
         script()
 
     page = tmp_path / "results" / f"{KEY}.md"

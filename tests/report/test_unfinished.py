@@ -8,12 +8,11 @@ import matplotlib.pyplot as plt
 import pytest
 
 from bnrnn.report import plots, tables
-from bnrnn.report.claims import load_claim
-from bnrnn.report.runs import load_runs
+from bnrnn.report.claims import table_of
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.site import curves
 from bnrnn.report.style import LOOKS
-from bnrnn.report.unfinished import load_unfinished
-from bnrnn.report.verdicts import load_claims
+from bnrnn.report.verdicts import judge_claims
 from bnrnn.training import checkpoint
 from bnrnn.training.cells import expand
 from bnrnn.training.results import FILE, config_record
@@ -42,15 +41,15 @@ def begin(results_dir: Path, accuracies: list[float], kept: int, **changes) -> P
 
 def test_an_unfinished_run_has_the_records_of_its_checkpoint(tmp_path):
     begin(tmp_path, [0.5, 0.6, 0.7, 0.8], kept=3)
-    (run,) = load_unfinished(TABLE, tmp_path)
+    (run,) = Evidence(tmp_path).unfinished(TABLE)
     assert run.series("valid/accuracy") == {500: 0.5, 1000: 0.6, 1500: 0.7}
     assert (run.result.status, run.result.updates, run.seconds_per_update) == ("unfinished", 1520, 750 / 1520)
-    assert run.overrides == CELL and not run.stale and not load_runs(TABLE, tmp_path)
+    assert run.overrides == CELL and not run.stale and not Evidence(tmp_path).runs(TABLE)
 
 
 def test_the_page_compares_an_unfinished_run_with_the_papers_curve_and_with_nothing_else(tmp_path):
     begin(tmp_path, [0.5, 0.6123, 0.7], kept=3)
-    page = tables.render(TABLE, tmp_path)
+    page = tables.render(TABLE, Evidence(tmp_path))
     assert r"| `bn_lstm` | `pmnist` | 0 to 1,000 | 0.600 (points: 2) | 0.556 (n=1) \* | -0.044 |" in page
     listed = page.split("## Unfinished runs")[1].split("## All finished runs")[0]
     assert (
@@ -58,7 +57,9 @@ def test_the_page_compares_an_unfinished_run_with_the_papers_curve_and_with_noth
     )
     assert "| `bn_lstm` | `pmnist` | 95.4 |\n" in page and "Not run yet at the paper's length." in page
     assert "No run has finished yet." in page
-    assert not any(test.outcome for claim in load_claims(tmp_path) for test in claim.tested if test.key == TABLE)
+    assert not any(
+        test.outcome for claim in judge_claims(Evidence(tmp_path)) for test in claim.tested if test.test.key == TABLE
+    )
 
 
 def test_figures_draw_an_unfinished_run_after_the_end_of_a_shorter_one(tmp_path):
@@ -66,13 +67,15 @@ def test_figures_draw_an_unfinished_run_after_the_end_of_a_shorter_one(tmp_path)
     short = [{"update": 500 * k, "seconds": 10.0 * k, "valid/accuracy": 0.5} for k in (1, 2)]
     for seed in "01":
         put(tmp_path, TABLE, CELL | {"seed": seed}, {"valid/accuracy": 0.5}, short, budget="cpu")
-    unfinished, finished = load_unfinished(TABLE, tmp_path), load_runs(TABLE, tmp_path)
-    plot = curves.of_experiment(TABLE, [*finished, *unfinished], {run.folder: "page.html" for run in finished})
+    unfinished, finished = Evidence(tmp_path).unfinished(TABLE), Evidence(tmp_path).runs(TABLE)
+    plot = curves.of_experiment(
+        table_of(TABLE), [*finished, *unfinished], {run.folder: "page.html" for run in finished}
+    )
     of_seed = {line.member: line for line in plot.lines if line.metric == "valid/accuracy"}
     assert (of_seed["0"].x[curves.UPDATES], of_seed["0"].page) == ([500, 1000, 1500, 2000], "")
     assert (of_seed["1"].x[curves.UPDATES], of_seed["1"].page) == ([500, 1000], "page.html")
     path = tmp_path / "fig2.png"
-    plots.draw_curve(TABLE, load_claim(TABLE)["curves"][0], tmp_path, path)
+    plots.draw_curve(table_of(TABLE), table_of(TABLE).curves[0], Evidence(tmp_path), path)
     assert path.exists()
 
 
@@ -81,7 +84,7 @@ def test_the_line_of_a_seed_that_was_trained_longer_is_stronger_after_the_end_of
     for seed in "12":
         records = [{"update": 500 * k, "valid/accuracy": 0.5} for k in (1, 2)]
         put(tmp_path, TABLE, CELL | {"seed": seed}, {"valid/accuracy": 0.5}, records)
-    runs = [*load_runs(TABLE, tmp_path), *load_unfinished(TABLE, tmp_path)]
+    runs = [*Evidence(tmp_path).runs(TABLE), *Evidence(tmp_path).unfinished(TABLE)]
     fig, ax = plt.subplots()
     assert plots.draw_runs(ax, runs, "valid/accuracy", LOOKS[0], "ours", None) == 2000
     drawn = [(line.get_alpha(), list(map(float, line.get_xdata()))) for line in ax.get_lines()]
@@ -96,17 +99,17 @@ def test_the_line_of_a_seed_that_was_trained_longer_is_stronger_after_the_end_of
 
 def test_runs_that_are_stale_damaged_or_finished_are_no_unfinished_runs(tmp_path, capsys):
     folder = begin(tmp_path, [0.5, 0.6], kept=2, grad_clip=12345.0)
-    (run,) = load_unfinished(TABLE, tmp_path)
-    assert run.stale and "No run has reached" in tables.render(TABLE, tmp_path)
+    (run,) = Evidence(tmp_path).unfinished(TABLE)
+    assert run.stale and "No run has reached" in tables.render(TABLE, Evidence(tmp_path))
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text(lines[0])
-    assert load_unfinished(TABLE, tmp_path) == []
+    assert Evidence(tmp_path).unfinished(TABLE) == []
     assert f"left out: {folder / 'metrics.jsonl'} has other records" in capsys.readouterr().err
     (folder / "metrics.jsonl").write_text("".join(lines))
     (folder / FILE).write_text("{}")
-    assert load_unfinished(TABLE, tmp_path) == []
+    assert Evidence(tmp_path).unfinished(TABLE) == []
 
 
 @pytest.mark.parametrize("key", ["laurent2015/table1", "cooijmans2016/table2"])
 def test_an_experiment_without_checkpoints_has_no_unfinished_run(key, tmp_path):
-    assert load_unfinished(key, tmp_path) == []
+    assert Evidence(tmp_path).unfinished(key) == []

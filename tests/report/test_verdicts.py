@@ -2,25 +2,24 @@
 
 import dataclasses
 import math
-import re
 import subprocess
-from functools import cache
 
 import pytest
 import yaml
 
-from bnrnn.config import ROOT, compose_config, sweep
-from bnrnn.errors import BnrnnError
+from bnrnn.config import sweep
 from bnrnn.report import rule_history, rules
-from bnrnn.report.claims import claim_keys, load_claim
+from bnrnn.report.claim_tests import text_of
+from bnrnn.report.claim_types import Claim
+from bnrnn.report.claims import papers
 from bnrnn.report.claims_page import claim_pages, render, render_claim, render_overview, render_short, summary
-from bnrnn.report.costs import hours_of
-from bnrnn.report.effects import TOO_WIDE, effect_in_words
-from bnrnn.report.judging import OWN, SCOPES, JudgedTest, judge, metrics_of, sides_of
-from bnrnn.report.outcome import CONTRADICTED, HOLDS, UNDECIDED, Outcome
-from bnrnn.report.runs import load_runs
-from bnrnn.report.verdicts import AGREES, BY_PART, DISAGREES, NOT_RUN, TOO_FEW, Claim
+from bnrnn.report.costs import hours_of_test
+from bnrnn.report.evidence import Evidence
+from bnrnn.report.judging import JudgedTest, judge
+from bnrnn.report.outcome import CONTRADICTED, HOLDS, NOT_RUN, UNDECIDED, Outcome
+from bnrnn.report.verdicts import AGREES, BY_PART, DISAGREES, TOO_FEW, TOO_WIDE, JudgedClaim, effect_in_words
 from bnrnn.system.files import read_record, write_record
+from tests.report.claim_files import claim_test
 from tests.report.test_runs import change_recipe, put
 
 TABLE = "cooijmans2016/table1"
@@ -28,19 +27,22 @@ BETTER = {"scope": "paper", "rule": "ends_better", "experiment": "table1", "wher
           "metric": "test/accuracy", "of": {"model": "bn_lstm"}, "than": {"model": "lstm"}}  # fmt: skip
 
 
-def a_test(verdict: str | None, **test) -> JudgedTest:
-    effects = {HOLDS: (1.0, 1.0, 1.0), CONTRADICTED: (-1.0, -1.0, -1.0), UNDECIDED: (1.0, -1.0, 0.5), TOO_FEW: (1.0,)}
-    entry = {"scope": "paper", "rule": "diverges", "experiment": "table1", "of": {"model": "lstm"}, "than": {}, **test}
-    outcome = Outcome(effects[verdict]) if verdict else None
-    return JudgedTest("C1", "cooijmans2016", entry, outcome, updates=entry.get("updates"))
+SIDES = {"of": {"model": "bn_lstm"}, "than": {"model": "lstm"}, "where": {"data": "pmnist"}}
 
 
-def claim(*tests: JudgedTest, about: str = "") -> Claim:
-    return Claim("C1", "cooijmans2016", "A claim.", "section 1", list(tests), about)
+def a_test(verdict: str | None, **given) -> JudgedTest:
+    effects = {HOLDS: (1.0, 1.1, 0.9), CONTRADICTED: (-1.0, -1.1, -0.9), UNDECIDED: (1.0, -1.0, 0.5), TOO_FEW: (1.0,)}
+    test = claim_test({"scope": "paper", "rule": "diverges", "experiment": "table1", **SIDES, **given})
+    return JudgedTest(test, Outcome(effects[verdict]) if verdict else None, updates=test.updates)
 
 
-def judged(tmp_path, test: dict) -> JudgedTest:
-    return judge("C1", "cooijmans2016", test, tmp_path, lambda key: load_runs(key, tmp_path), "claims.yaml: claim C1")
+def claim(*tests: JudgedTest, about: str = "", main: bool = False) -> JudgedClaim:
+    given = tuple(tested.test for tested in tests)
+    return JudgedClaim(Claim("C1", "cooijmans2016", "A claim.", "section 1", given, about, main), tests)
+
+
+def judged(tmp_path, test: dict, paper: str = "cooijmans2016") -> JudgedTest:
+    return judge(claim_test(test, paper), Evidence(tmp_path))
 
 
 def put_cell(tmp_path, seed: int, model: str, accuracy: float, **overrides) -> None:
@@ -128,7 +130,7 @@ def test_each_side_takes_its_own_best_rate_once_all_rates_are_there(tmp_path):
             "than": {"setting": "rhn_captioner"}}  # fmt: skip
 
     def outcome():
-        return judge("Z1", "zhang2017", test, tmp_path, lambda k: load_runs(k, tmp_path), "here").outcome
+        return judged(tmp_path, test, "zhang2017").outcome
 
     for k, rate in enumerate(rates):
         put_rate("lstm_captioner", rate, loss=3.0 - k, bleu=0.1 * k)  # the last has the lowest loss
@@ -139,10 +141,9 @@ def test_each_side_takes_its_own_best_rate_once_all_rates_are_there(tmp_path):
     assert outcome().effects == pytest.approx((0.3 - 0.05,))
 
 
-SHORTER, OTHER = (
-    {"scope": "shorter", "updates": 2500},
-    {"scope": "other data", "experiment": "fig4_small", "updates": 9},
-)
+SHORTER = {"scope": "shorter", "updates": 2500}
+OTHER = {"scope": "other data", "experiment": "fig4_small", "updates": 9, "where": {"data": "babi_qa1"},
+         "of": {"setting": "bn_lstm_reader"}, "than": {"setting": "lstm_reader"}}  # fmt: skip
 LONGER = {"scope": "shorter", "updates": 30000}
 
 
@@ -165,6 +166,19 @@ def test_stronger_evidence_that_shows_nothing_is_not_outvoted_by_weaker_evidence
     assert claim(a_test(CONTRADICTED, **SHORTER), a_test(HOLDS, **LONGER)).early.word == AGREES
     other = claim(a_test(None, **SHORTER), a_test(HOLDS, **OTHER)).early
     assert other.text == "agrees (bAbI 1 in place of CNN, 9 updates, n=3)"
+
+
+def test_runs_of_the_papers_length_that_show_nothing_are_not_outvoted_by_other_data():
+    without = JudgedTest(a_test(None).test, Outcome((0.3, -0.3, 0.2, -0.2, 0.1, -0.1, 0.25, -0.25)))
+    both = claim(without, a_test(HOLDS, **OTHER))
+    assert (both.at_length.word, both.early.word) == (UNDECIDED, AGREES)
+    assert "n=3" in both.early.text, "the verdict on other data is one of its own, and says on what it rests"
+
+
+def test_whole_runs_on_other_data_are_named_with_their_length():
+    whole = a_test(HOLDS, **{key: value for key, value in OTHER.items() if key != "updates"})
+    other = claim(dataclasses.replace(whole, updates=3000)).early
+    assert other.text == "agrees (bAbI 1 in place of CNN, 3,000 updates, n=3)"
 
 
 def test_stronger_evidence_with_too_few_seeds_decides_nothing_and_is_mentioned():
@@ -202,33 +216,39 @@ def test_the_cost_of_a_test_counts_all_missing_seeds_of_all_sides(tmp_path):
     put(tmp_path, TABLE, cell, {"test/accuracy": 0.9}, records)
     for path in tmp_path.rglob("result.json"):
         path.unlink()  # this run is begun
-    model = {"of": {"model": "bn_lstm"}, "than": {"model": "lstm"}, "where": {"data": "pmnist"}}
-    given = a_test(None, **model, **SHORTER)
+    given = a_test(None, **SHORTER)
     run = 2500 * 2 / 3600  # hours
-    assert hours_of(given, tmp_path) == pytest.approx(6 * run - 100 * 2 / 3600), "three seeds of two models, one begun"
+
+    def hours(tested):
+        return hours_of_test(tested, Evidence(tmp_path))
+
+    assert hours(given) == pytest.approx(6 * run - 100 * 2 / 3600), "three seeds of two models, one begun"
     half = dataclasses.replace(given, seeds=(frozenset({"0", "2"}), frozenset({"0", "1", "2"})))
-    assert hours_of(half, tmp_path) == pytest.approx(run)
-    assert hours_of(a_test(None, **model), tmp_path) == pytest.approx((6 * 100_000 - 100) * 2 / 3600)
+    assert hours(half) == pytest.approx(run)
+    assert hours(a_test(None)) == pytest.approx((6 * 100_000 - 100) * 2 / 3600)
     put(tmp_path, TABLE, cell | {"seed": "1"}, {"test/accuracy": 0.9}, records)  # finished, but of no use to the test
-    assert hours_of(given, tmp_path) == pytest.approx(6 * run - 100 * 2 / 3600), "seed 3 takes its place"
-    assert hours_of(a_test(None, experiment="fig4a", of={"setting": "lstm_reader"}), tmp_path) is None, "never timed"
-    analysis = {"rule": "property", "analysis": "fig3b", "experiment": None, "updates": 10283}
+    assert hours(given) == pytest.approx(6 * run - 100 * 2 / 3600), "seed 3 takes its place"
+    assert hours(a_test(None, **OTHER)) is None, "never timed"
+    analysis = {"scope": "shorter", "rule": "property", "analysis": "fig3b", "updates": 10283,
+                "property": "longer_is_no_worse"}  # fmt: skip
     put(tmp_path, "cooijmans2016/table2", {"data": "ptb_char", "model": "lstm", "seed": "7"}, {}, records)
-    assert hours_of(a_test(None, **analysis), tmp_path) == pytest.approx(6 * 10283 * 2 / 3600)
+    assert hours(JudgedTest(claim_test(analysis), None)) == pytest.approx(6 * 10283 * 2 / 3600)
 
 
 def test_the_page_lists_tests_without_enough_seeds(tmp_path):
-    model = {"of": {"model": "bn_lstm"}, "than": {"model": "lstm"}, "where": {"data": "pmnist"}}
-    text = render([claim(a_test(HOLDS), a_test(TOO_FEW, **model), a_test(None, replaced="x"))], tmp_path)
+    text = render([claim(a_test(HOLDS), a_test(TOO_FEW), a_test(None, replaced="x"))], Evidence(tmp_path))
     missing = text.split("## Tests without enough runs")[1]
     assert missing.count("| C1 |") == 1 and "no similar run has been timed" in missing
 
 
-def test_a_ratio_of_updates_is_a_bound_if_one_side_never_got_there_and_has_an_interval_if_pairs_differ():
-    test = {"rule": "reaches_first", "scope": "paper"}
+def reaching():
+    return claim_test({"scope": "paper", "rule": "reaches_first", "experiment": "table1", **SIDES, "level": 0.9,
+                       "metric": "valid/accuracy"})  # fmt: skip
 
+
+def test_a_ratio_of_updates_is_a_bound_if_one_side_never_got_there_and_has_an_interval_if_pairs_differ():
     def words(effects, *marks):
-        return effect_in_words(JudgedTest("C1", "cooijmans2016", test, Outcome(effects, marks=marks)))
+        return effect_in_words(JudgedTest(reaching(), Outcome(effects, marks=marks)))
 
     half, third = 0.6931, 1.0986
     assert words((half, third)) == "in 0.41 of the updates", "two pairs have no interval"
@@ -240,28 +260,23 @@ def test_a_ratio_of_updates_is_a_bound_if_one_side_never_got_there_and_has_an_in
 
 
 def test_equal_effects_have_a_resolution_in_place_of_an_interval():
-    def words(low, high, rule="reaches_first"):
+    rates = claim_test({"scope": "paper", "rule": "larger_rate", "experiment": "rates", "key": "optim.lr",
+                        "of": {"model": "bn_rnn_gamma1"}, "than": {"model": "rnn"}}, "laurent2015")  # fmt: skip
+
+    def words(low, high, test=None):
         outcome = Outcome((0.6931,) * 3, resolution=(low, high))
-        return effect_in_words(JudgedTest("C1", "cooijmans2016", {"rule": rule, "scope": "paper"}, outcome))
+        return effect_in_words(JudgedTest(test or reaching(), outcome))
 
     assert words(0.2877, 1.3863) == "in 0.50 of the updates (resolution: 0.25 to 0.75)"
     assert words(-math.inf, 1.3863) == "in 0.50 of the updates (resolution: at least 0.25)"
-    assert words(0.0, math.inf, "larger_rate") == "2 times the learning rate (resolution: at least 1)"
+    assert words(0.0, math.inf, rates) == "2 times the learning rate (resolution: at least 1)"
 
 
 def test_an_interval_that_is_too_wide_is_said_in_words_and_shown_on_the_page_of_the_claim():
     wide, narrow, equal = ((2.0, -3.0, 2.5), (0.02, -0.03, 0.0), (0.0, 0.0, 0.0))
-    test = {
-        "rule": "ends_better",
-        "scope": "paper",
-        "metric": "test/accuracy",
-        "of": {},
-        "than": {},
-        "experiment": "table1",
-    }
 
     def judged(effects):
-        return JudgedTest("C1", "cooijmans2016", test, Outcome(effects))
+        return JudgedTest(claim_test({**BETTER, "margin": 0.0}), Outcome(effects))
 
     assert effect_in_words(judged(wide), whole=False) == effect_in_words(judged(narrow), whole=False) == TOO_WIDE
     assert effect_in_words(judged(wide)) == "+50.0 [-705.5, +805.5] points"
@@ -276,19 +291,19 @@ def test_the_pages_of_the_claims_name_verdicts_effects_and_runs(tmp_path):
     assert "| [C1](claims/C1.md) | A claim. | **holds** | – | after its runs | in 3 of 3 pairs | [table1](cooij" in text
     assert "| not run | – | – | – | – |" in text
     both = claim(a_test(HOLDS), a_test(CONTRADICTED, **SHORTER))
-    counted = summary([both, dataclasses.replace(both, name="C2"), claim(a_test(None))])
+    counted = summary([both, both, claim(a_test(None))])
     assert "at the paper's length: holds 2, not run 1. Early, or on other data: disagrees 2." in counted
     assert "4 verdicts rest on runs. The rules of 0 were all" in counted and "those of 4 are younger" in counted
-    pages = claim_pages([both], tmp_path, measured={"cooijmans2016/table1"})
+    pages = claim_pages([both], Evidence(tmp_path), measured={"cooijmans2016/table1"})
     assert set(pages) == {tmp_path / "claims.md", tmp_path / "claims/C1.md"}
     assert "- At the paper's length: **holds**" in pages[tmp_path / "claims/C1.md"]
     assert "[cooijmans2016/table1](../cooijmans2016/table1.md)" in pages[tmp_path / "claims/C1.md"]
 
 
 def test_a_claim_names_the_number_of_updates_at_which_runs_are_compared(tmp_path):
-    records = [{"update": update, "valid/accuracy": 0.9} for update in (50, 100)]
     for seed in range(3):
-        for model in ("bn_lstm", "lstm"):
+        for model, value in (("bn_lstm", 0.9), ("lstm", 0.9 + 0.001 * seed)):
+            records = [{"update": update, "valid/accuracy": value} for update in (50, 100)]
             cell = {"data": "pmnist", "model": model, "seed": str(seed)}
             put(tmp_path, TABLE, cell, {"test/accuracy": 0.9}, records)
     cut = {**BETTER, "scope": "shorter", "metric": "valid/accuracy", "updates": 50}
@@ -296,90 +311,17 @@ def test_a_claim_names_the_number_of_updates_at_which_runs_are_compared(tmp_path
 
 
 def test_the_short_table_has_the_main_claims():
-    main, other = dataclasses.replace(claim(a_test(HOLDS)), is_main=True), claim(a_test(HOLDS))
-    assert render_short([main, other]).splitlines()[2:] == [f"| C1 | {main.says} | **holds** | – |"]
-
-
-def test_an_entry_that_cannot_be_understood_names_its_claim(tmp_path):
-    with pytest.raises(BnrnnError, match=r"claim C1: scope is 'all': use paper, shorter, other data"):
-        judged(tmp_path, {**BETTER, "scope": "all"})
-
-
-def test_rates_of_a_test_must_be_swept_and_positive(tmp_path):
-    test = {**BETTER, "best_of": "optim.decay"}
-    with pytest.raises(BnrnnError, match="claim C1: expected a key for which cooijmans2016/table1 sweeps"):
-        judged(tmp_path, test)
-    with pytest.raises(BnrnnError, match="positive numbers, found model"):
-        judged(tmp_path, {**test, "best_of": "model"})
-
-
-@cache
-def composed(key: str):
-    return compose_config(f"experiment={key}")
-
-
-def exists(key: str, name: str) -> bool:
-    """Whether the configuration of a recipe has this value, which may be null."""
-    node = composed(key)
-    for part in name.split("."):
-        if part not in node:
-            return False
-        node = node[part]
-    return True
-
-
-@cache
-def in_campaign(key: str) -> set[str]:
-    """The keys that the campaign overrides in an experiment."""
-    entries = yaml.safe_load((ROOT / "conf/campaign.yaml").read_text())
-    return {o.split("=")[0] for e in entries if e["experiment"] == key for o in e.get("overrides", [])}
-
-
-def all_tests():
-    for path in sorted((ROOT / "experiments").glob("*/claims.yaml")):
-        for name, entry in yaml.safe_load(path.read_text()).get("claims", {}).items():
-            for k, test in enumerate(entry["tests"]):
-                yield pytest.param(path.parent.name, test, id=f"{name}-{k}")
+    main, other = claim(a_test(HOLDS), main=True), claim(a_test(HOLDS))
+    assert render_short([main, other]).splitlines()[2:] == ["| C1 | A claim. | **holds** | – |"]
 
 
 def test_every_claim_of_the_papers_has_an_entry():
-    files = [yaml.safe_load((ROOT / f"experiments/{p}/claims.yaml").read_text())["claims"]
-             for p in ("cooijmans2016", "laurent2015", "zhang2017")]  # fmt: skip
     expected = [[f"C{k}" for k in range(1, 25)], [f"L{k}" for k in range(1, 8)], [f"Z{k}" for k in range(1, 5)]]
-    assert [list(claims) for claims in files] == expected
-    final = [name for claims in files for name, entry in claims.items() if entry.get("about") == "quality"]
+    assert [list(paper.claims) for paper in papers()] == expected
+    claims = [claim for paper in papers() for claim in paper.claims.values()]
+    final = [claim.name for claim in claims if claim.about == "quality"]
     assert final == ["C3", "C4", "C11", "C13", "C22", "C24", "L2", "L7", "Z1"]
-    for entry in (entry for claims in files for entry in claims.values()):
-        assert entry["says"].endswith(".") and entry["where"] and entry["tests"]
-
-
-@pytest.mark.parametrize(("paper", "test"), list(all_tests()))
-def test_every_test_names_a_recipe_a_rule_and_runs_that_could_exist(paper, test):
-    assert test["scope"] in SCOPES
-    if test["rule"] == rules.PROPERTY:
-        assert load_claim(f"{paper}/{test['analysis']}")["analysis"]
-        return
-    rules.rule_of(test, "here")
-    needs = {"ends_better": "margin", "no_worse": "margin", "alike": "margin", "reaches_first": "level",
-             "settles_first": "share", "less_stable": "factor", "less_steady": "factor", "larger_rate": "key",
-             "learns_at_larger_rate": "level", "trend": "at"}  # fmt: skip
-    assert needs.get(test["rule"], "rule") in test and (test["scope"] != "shorter" or "updates" in test)
-    entry = load_claim(f"{paper}/{test['experiment']}")
-    assert {"shorter": "paper_updates", "other data": "in_place_of"}.get(test["scope"], "title") in entry
-    for side in sides_of(test):
-        key = f"{paper}/{side.get('experiment', test['experiment'])}"
-        assert key in claim_keys()
-        wanted = {**test.get("where", {}), **{k: v for k, v in side.items() if k not in OWN}}
-        for name, value in wanted.items():
-            is_group = (ROOT / "conf" / name).is_dir()
-            assert (ROOT / f"conf/{name}/{value}.yaml").exists() if is_group else exists(key, name), f"{key}: {name}"
-        grid, free = sweep(key), test.get("best_of") or test.get("key")
-        assert free is None or free in grid
-        # A run has these overrides only if its sweep or an entry of the campaign does.
-        assert all(name in grid or name in in_campaign(key) for name in wanted), f"{key}: {wanted}"
-        undecided = [k for k, v in grid.items() if len(v) > 1 and k not in wanted and k not in ("seed", free)]
-        assert undecided == [], f"{key} leaves {undecided} open"
-        assert all(re.fullmatch(r"(train|valid|test)/\w+", metric) for metric in metrics_of(test, side))
+    assert all(claim.says.endswith(".") and claim.where and claim.tests for claim in claims)
 
 
 def test_a_rule_is_before_its_runs_if_they_were_begun_with_its_commit_or_a_later_one(tmp_path, monkeypatch):
@@ -404,8 +346,12 @@ def test_a_rule_is_before_its_runs_if_they_were_begun_with_its_commit_or_a_later
     for cached in (rule_history.rule_commit, rule_history._history, rule_history._git):
         cached.cache_clear()
 
-    def registered(test, *commits):
-        return rule_history.registered(JudgedTest("C1", "cooijmans2016", test, Outcome((1.0,)), commits))
+    def test_of(given, *commits):
+        test = dataclasses.replace(a_test(None).test, text=text_of(given), known=given.get("known", ""))
+        return JudgedTest(test, Outcome((1.0,)), commits)
+
+    def registered(given, *commits):
+        return rule_history.registered(test_of(given, *commits))
 
     assert registered({"level": 1}, first, second) == f"{first}, before the runs of {first}, {second}"
     assert registered({"level": 2}, second + "+changes") == f"{second}, before the runs of {second}"
@@ -419,8 +365,7 @@ def test_a_rule_is_before_its_runs_if_they_were_begun_with_its_commit_or_a_later
     assert registered(known, first) == f"{first}, before the runs of {first}; a run was seen"
 
     def age(*tests):
-        given = [JudgedTest("C1", "cooijmans2016", test, Outcome((1.0,)), commits) for test, commits in tests]
-        return rule_history.age(given)
+        return rule_history.age([test_of(given, *commits) for given, commits in tests])
 
     before, after = ({"level": 1}, (first,)), ({"level": 2}, (first,))
     assert age(before) == age(before, before) == rule_history.BEFORE and age(after) == rule_history.AFTER

@@ -16,8 +16,8 @@ from bnrnn import config, train
 from bnrnn.config import CONF, compose_config
 from bnrnn.data.base import SequenceData
 from bnrnn.errors import BnrnnError
-from bnrnn.report import runs, trained
-from bnrnn.report.claims import read_claims
+from bnrnn.report import evidence, trained
+from bnrnn.report.claims import read_paper
 from bnrnn.system.locks import LOCK
 from bnrnn.training import options, pieces
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
@@ -34,9 +34,12 @@ REASONS = {
     "options": "another valid option: it is recorded in result.json",
 }
 CLAIMS = """paper: A paper
+table1:
+  {title: Table 1, rows: model, cols: data, published: [
+    {what: accuracy, metric: test/accuracy, digits: 2, tolerance: 0.5, cells: {lstm: {pmnist: 98.9}}}]}
 claims:
-  C1: {says: a is better than b, where: Table 1, tests: [{rule: better, metric: test/accuracy}]}
-table1: {metric: test/accuracy, rows: model, published: {lstm: 98.9, bn_lstm: 99.0}}
+  C1: {says: a is better than b, where: Table 1, tests: [{scope: paper, rule: diverges, experiment: table1,
+    where: {data: pmnist}, of: {model: lstm}, than: {model: bn_lstm}}]}
 """
 
 
@@ -90,10 +93,10 @@ def make_inputs(folder: Path) -> list[Input]:
     """Good files of all kinds, each kind in a folder of its own."""
     found = [_corpus(name, folder / f"corpus{n}") for n, name in enumerate(CORPORA)]
     found += _runs(folder / "runs")
-    (folder / "claims").mkdir()
-    claims = folder / "claims/claims.yaml"
+    claims = folder / "claims/cooijmans2016/claims.yaml"  # of a paper that has the recipes
+    claims.parent.mkdir(parents=True)
     claims.write_text(CLAIMS)
-    found.append(Input("claims", claims.parent, lambda: read_claims.__wrapped__(claims), [claims]))
+    found.append(Input("claims", claims.parent, lambda: read_paper.__wrapped__(claims), [claims]))
     found.append(_options(folder / "conf"))
     for one in found:
         one.good = contents(one.folder)
@@ -132,7 +135,7 @@ def _runs(folder: Path) -> list[Input]:
     whole = [finished / name for name in (FILE, METRICS)]
     return [
         Input("result and metrics, for pages", finished,
-              lambda: runs.read_run("quickstart", finished / FILE, folder)[1], whole),
+              lambda: evidence.read_run("quickstart", finished / FILE, folder).result, whole),
         Input("trained model", finished, lambda: trained.load_trained(finished, "")[0],
               [finished / FILE, finished / MODEL]),
         Input("checkpoint and metrics, resumed", begun, lambda: train.train(cfg, begun).metrics,

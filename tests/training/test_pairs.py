@@ -15,7 +15,7 @@ from bnrnn.config import ROOT, target_of
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import CAPTIONS, QUESTIONS, SEQUENCES
 from bnrnn.layers import norm
-from bnrnn.report.runs import load_runs
+from bnrnn.report.evidence import Evidence
 from bnrnn.train import train
 from bnrnn.training.help import text
 from bnrnn.training.pairs import KINDS, check_pair, fitting, options
@@ -152,7 +152,7 @@ def test_no_recipe_has_changed():
 
 def test_no_stored_result_is_stale():
     for key in ("cooijmans2016/table1", "cooijmans2016/fig4_small", "laurent2015/table2", "zhang2017/rates"):
-        runs = load_runs(key, ROOT / "results")
+        runs = Evidence(ROOT / "results").runs(key)
         assert runs and not any(run.stale for run in runs)
         changed = runs[0].result
         changed.config["model"]["hidden_size"] += 1

@@ -7,7 +7,7 @@ import torch
 
 from bnrnn.config import compose_config
 from bnrnn.data.cnn_qa_prepare import prepare_cnn_qa
-from bnrnn.report.claims import load_analysis
+from bnrnn.report.claims import analysis_of
 from bnrnn.train import cli, train
 from bnrnn.training.build import build
 from bnrnn.training.log import read_jsonl
@@ -118,7 +118,7 @@ def test_the_figure_of_attention_shows_every_trained_reader(tmp_path, monkeypatc
         pairs = [f"{key}={value}" for key, value in overrides.items()]
         cfg = compose_config("experiment=cooijmans2016/fig4_small_fair", "budget=smoke", f"data_dir={tmp_path}", *pairs)
         train(cfg, tmp_path / "cooijmans2016/fig4_small_fair/smoke" / ",".join(pairs), overrides)
-    analysis = load_analysis("cooijmans2016/attention")
+    analysis = analysis_of("cooijmans2016/attention").module()
     assert analysis is not None
     result = analysis.measure(str(tmp_path), tmp_path)
     assert len(result["questions"]) == 3

@@ -3,16 +3,16 @@
 import re
 from html import escape
 
-from bnrnn.report.claims import load_claim, load_paper
-from bnrnn.report.claims_page import COLUMNS, INTRODUCTION, ages, evidence, summary
+from bnrnn.report.claims import entry_of, paper_of
+from bnrnn.report.claims_page import COLUMNS, INTRODUCTION, ages, summary, support
 from bnrnn.report.site.filtered import filtered_table
-from bnrnn.report.verdicts import WORDS, Claim, Verdict
+from bnrnn.report.verdicts import WORDS, JudgedClaim, Verdict
 
 KEYS = ("length", "early")  # what a reader can filter: the words of the two verdicts
 BOLD = re.compile(rf"\*\*({'|'.join(WORDS)})\*\*")
 
 
-def render(claims: list[Claim], text: str) -> str:
+def render(claims: list[JudgedClaim], text: str) -> str:
     """The page of all claims as MyST Markdown, with the table first.
 
     Args:
@@ -32,19 +32,18 @@ def render(claims: list[Claim], text: str) -> str:
 {rest}"""
 
 
-def claims_table(claims: list[Claim]) -> str:
+def claims_table(claims: list[JudgedClaim]) -> str:
     """The claims with both verdicts, effect and evidence."""
     rows = []
-    for claim in claims:
-        effects, keys = evidence(claim)
-        verdicts = (claim.at_length, claim.early)
+    for judged in claims:
+        claim, verdicts, (effects, keys) = judged.claim, (judged.at_length, judged.early), support(judged)
         data = {"paper": _short(claim.paper), **{k: v.word for k, v in zip(KEYS, verdicts, strict=True)}}
         pages = ", ".join(f'<a href="{k}.html">{escape(_title(k))}</a>' for k in keys)
         number = f'<a href="claims/{claim.name}.html">{claim.name}</a>'
         cells = [
             ("claim", f' data-sort="{claim.paper} {claim.name}"', f"{number} {escape(claim.says)}"),
             *((title, f' data-sort="{_place(v)}"', _badge(v)) for title, v in zip(COLUMNS, verdicts, strict=True)),
-            ("rules", "", escape(ages(claim))),
+            ("rules", "", escape(ages(judged))),
             ("effect [95 %]", "", escape(effects)),
             ("evidence", "", pages or "–"),
         ]
@@ -76,9 +75,9 @@ def _kind(word: str) -> str:
 
 def _title(key: str) -> str:
     """The beginning of an entry's title, such as Table 1."""
-    return load_claim(key)["title"].split(", ")[0]
+    return entry_of(key).title.split(", ")[0]
 
 
 def _short(paper: str) -> str:
     """Authors and year, such as Cooijmans et al. 2016."""
-    return load_paper(paper).split(",")[0]
+    return paper_of(paper).title.split(",")[0]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from bnrnn.metrics import axis_title
-from bnrnn.report.claims import load_claim, rows_of
+from bnrnn.report.claim_types import Table
+from bnrnn.report.evidence import in_figures
 from bnrnn.report.plots import EXPLODED, named
-from bnrnn.report.run import Run
-from bnrnn.report.runs import in_figures, longest
+from bnrnn.report.run import Run, longest, name_of
 from bnrnn.report.style import LOOKS, looks_of
 from bnrnn.system.files import write_text
 
@@ -80,7 +80,7 @@ def updates_per_epoch(run: Run) -> float | None:
     """The number of updates of an epoch; None if it was not recorded and the budget is in updates."""
     if run.result.updates_per_epoch is not None:
         return float(run.result.updates_per_epoch)
-    epochs = run.overrides.get("budget.epochs") or run.result.config["budget"].get("epochs")
+    epochs = run.result.config["budget"].get("epochs")
     return run.result.updates / float(epochs) if epochs and run.result.status == "finished" else None
 
 
@@ -99,7 +99,7 @@ def line_of(run: Run, metric: str, series: dict[int, float], page: str, row: str
 
 def title(run: Run) -> str:
     """The name of a run in text: what distinguishes it from the other runs of its experiment."""
-    return " ".join(f"{k.split('.')[-1]}={v}" for k, v in run.overrides.items()) or "the only run"
+    return name_of(run.overrides.items()) or "the only run"
 
 
 def recorded(runs: list[Run]) -> list[str]:
@@ -108,7 +108,7 @@ def recorded(runs: list[Run]) -> list[str]:
     return sorted(names, key=lambda name: name.startswith("train/"))
 
 
-def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | None:
+def of_experiment(table: Table, runs: list[Run], pages: dict[Path, str]) -> Plot | None:
     """The plot of a table or figure: its runs and the points of the paper; None if it has neither.
 
     As in the figures, each run counts with its longest budget, and training metrics are averaged between evaluations.
@@ -116,43 +116,42 @@ def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | N
     Args:
         pages: the page of each finished run by its folder.
     """
-    claim = load_claim(key)
-    shown = longest(in_figures(key, runs))
-    first = [curve["metric"] for curve in claim["curves"]]
+    shown = longest(in_figures(table.key, runs))
+    first = [curve.metric for curve in table.curves]
     metrics = list(dict.fromkeys([*first, *recorded(shown)]))
     lines, points = [], []
     for run in shown:
-        row, col = run.overrides.get(claim["rows"], ""), run.overrides.get(claim["cols"], "")
+        row, col = run.overrides.get(table.rows, ""), run.overrides.get(table.cols, "")
         for metric in metrics:
             if (series := run.series(metric)) or run.result.status == "diverged":
-                place: dict[str, Any] = {"row": named(claim["rows"], row), "panel": named(claim["cols"], col)}
+                place: dict[str, Any] = {"row": named(table.rows, row), "panel": named(table.cols, col)}
                 lines.append(line_of(run, metric, series, pages.get(run.folder, ""), **place))
-    for curve in claim["curves"]:
-        for row, cols in curve.get("points", {}).items():
+    for curve in table.curves:
+        for row, cols in curve.points.items():
             for col, values in cols.items():
                 x, y = {UPDATES: list(values)}, list(values.values())
-                points.append(Line(named(claim["rows"], row), x, y, named(claim["cols"], col), metric=curve["metric"]))
+                points.append(Line(named(table.rows, row), x, y, named(table.cols, col), metric=curve.metric))
     has = {line.metric for line in [*lines, *points]}
     if not has:
         return None
     axes = [axis for axis in AXES if axis == UPDATES or any(axis in line.x for line in lines)]
     titles = {metric: axis_title(metric) for metric in metrics if metric in has}
     log_y = any(y is not None and y > EXPLODED for line in lines if line.metric.endswith("/loss") for y in line.y)
-    lines, points = (_in_order(part, key, claim["rows"]) for part in (lines, points))
-    return Plot(axes, titles, lines, points, log_y=log_y, colors=_colors(key, claim["rows"]))
+    lines, points = (_in_order(part, table) for part in (lines, points))
+    return Plot(axes, titles, lines, points, log_y=log_y, colors=_colors(table))
 
 
-def _colors(key: str, rows: str) -> dict[str, str]:
+def _colors(table: Table) -> dict[str, str]:
     """The colors of rows that are numbers, which are those of the figure; other rows have them anyway."""
-    looks = looks_of(rows_of(key))
+    looks = looks_of(table.row_names)
     if looks is LOOKS:
         return {}
-    return {named(rows, row): look.color for row, look in zip(rows_of(key), looks, strict=True)}
+    return {named(table.rows, row): look.color for row, look in zip(table.row_names, looks, strict=True)}
 
 
-def _in_order(lines: list[Line], key: str, rows: str) -> list[Line]:
+def _in_order(lines: list[Line], table: Table) -> list[Line]:
     """The lines in the order of the rows in the grid, so that a row has the same color in every plot of the page."""
-    order = [named(rows, value) for value in rows_of(key)]
+    order = [named(table.rows, value) for value in table.row_names]
     return sorted(lines, key=lambda line: order.index(line.row) if line.row in order else len(order))
 
 
@@ -164,8 +163,3 @@ def of_run(run: Run) -> Plot:
         lines.append(line_of(run, metric, series, "", row=metric))
     axes = [axis for axis in AXES if any(axis in line.x for line in lines)] or [UPDATES]
     return Plot(axes, {metric: axis_title(metric) for metric in recorded([run])}, lines)
-
-
-def of_analysis(module: Any, result: dict[str, Any]) -> Plot | None:
-    """The plot of an analysis, if its module has a function `plot`."""
-    return module.plot(result) if hasattr(module, "plot") else None

@@ -1,7 +1,6 @@
 """The page of a table or figure: results, figures, plot, recipe, deviations, provenance, missing runs."""
 
 import re
-from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -9,14 +8,13 @@ from typing import Any
 import yaml
 
 from bnrnn.config import CONF, ROOT, sweep
-from bnrnn.report.claims import load_analysis, load_claim, load_paper
+from bnrnn.report.claim_types import Analysis, PaperEntry, Table
+from bnrnn.report.claims import in_grid, paper_of
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.markdown import NONE, markdown
-from bnrnn.report.pages import RESULTS, measured_keys, stored
 from bnrnn.report.run import Run
-from bnrnn.report.runs import load_borrowed, load_runs
 from bnrnn.report.site import curves, missing
 from bnrnn.report.tables import render
-from bnrnn.report.unfinished import load_unfinished
 from bnrnn.system.files import read_text
 from bnrnn.training.cells import expand
 from bnrnn.training.results import config_record
@@ -42,61 +40,59 @@ hide it, and on a run's line to open its page. Seconds were measured on machines
 OF_ANALYSIS = "Lines of one color belong together; click on a name in the legend to hide it. Circles are the paper's."
 
 
-@cache
-def runs_of(key: str) -> list[Run]:
-    """All finished runs of an experiment; an analysis has none of its own."""
-    return [] if "analysis" in load_claim(key) else load_runs(key, RESULTS)
+def runs_of(entry: PaperEntry, evidence: Evidence) -> list[Run]:
+    """All finished runs of an entry; an analysis has none of its own."""
+    return evidence.runs(entry.key) if isinstance(entry, Table) else []
 
 
-def page_of(run: Run) -> str:
+def page_of(run: Run, evidence: Evidence) -> str:
     """The address of a run's page in the site, without its ending."""
-    return "runs/" + re.sub(r"[^\w./-]", "-", str(run.folder.relative_to(RESULTS)))
+    return "runs/" + re.sub(r"[^\w./-]", "-", str(run.folder.relative_to(evidence.folder)))
 
 
-def plot_of(key: str) -> curves.Plot | None:
+def plot_of(entry: PaperEntry, evidence: Evidence) -> curves.Plot | None:
     """The interactive plot of a table or figure, if there is something to plot."""
-    analysis = load_analysis(key)
-    if analysis:
-        is_measured = (RESULTS / f"{key}.json").exists()
-        return curves.of_analysis(analysis, stored(key, RESULTS)) if is_measured else None
-    runs = [*runs_of(key), *load_borrowed(key, RESULTS)]
-    pages = {run.folder: f"{page_of(run)}.html" for run in runs}
-    return curves.of_experiment(key, [*runs, *load_unfinished(key, RESULTS)], pages)
+    if isinstance(entry, Analysis):
+        module = entry.module() if evidence.is_measured(entry) else None
+        return module.plot(evidence.numbers(entry.key)) if module and hasattr(module, "plot") else None
+    assert isinstance(entry, Table)
+    runs = evidence.shown(entry.key)
+    pages = {run.folder: f"{page_of(run, evidence)}.html" for run in runs}
+    return curves.of_experiment(entry, [*runs, *evidence.unfinished(entry.key)], pages)
 
 
-def render_page(key: str, has_plot: bool) -> str:
+def render_page(entry: PaperEntry, evidence: Evidence, has_plot: bool) -> str:
     """The page of a table or figure as MyST Markdown, to stand at results/<key>.md in the source of the site."""
-    is_measured = key in measured_keys()
-    claim, runs = load_claim(key), runs_of(key)
-    if is_measured:
-        body = rendered(f"{key}.md")
-    elif "analysis" in claim:
-        body = f"# {claim['title']}\n\nThis analysis has not been run yet.\n"
+    runs = runs_of(entry, evidence)
+    if evidence.is_measured(entry):
+        body = rendered(f"{entry.key}.md", evidence)
+    elif isinstance(entry, Analysis):
+        body = f"# {entry.title}\n\nThis analysis has not been run yet.\n"
     else:
-        body = render(key, RESULTS)
-    title, _, body = with_figures(body, RESULTS / key.split("/")[0]).partition("\n")
-    shown = LINKED if has_plot and has_many_panels(claim, key) else EMBEDDED
+        body = render(entry.key, evidence)
+    title, _, body = with_figures(body, evidence.folder / entry.paper).partition("\n")
+    shown = LINKED if has_plot and has_many_panels(entry) else EMBEDDED
     figures = [shown.format(title=match[1], path=match[2]) for match in IMAGE.finditer(body)]
     first, rest = split(IMAGE.sub("", body))
-    about = OF_ANALYSIS if "analysis" in claim else OF_RUNS
-    parts = [title, f"*{load_paper(key.split('/')[0])}.* {again(key)}\n", first.strip() + "\n"]
+    about = OF_ANALYSIS if isinstance(entry, Analysis) else OF_RUNS
+    parts = [title, f"*{paper_of(entry.key).title}.* {again(entry)}\n", first.strip() + "\n"]
     plot = [PLOT.format(about=about)] if has_plot else []
     parts += [*plot, *figures, rest] if shown is LINKED else [*figures, *plot, rest]
     if runs:
-        parts.append(f"### Pages of the runs\n\n{render_runs(key, runs)}")
-    parts += [recipe(key), deviations(key), provenance(key, runs)]
-    parts.append(f"## What is missing\n\n{missing.render(key, RESULTS)}")
+        parts.append(f"### Pages of the runs\n\n{render_runs(entry.key, runs, evidence)}")
+    parts += [recipe(entry, runs), deviations(entry), provenance(entry, runs, evidence)]
+    parts.append(f"## What is missing\n\n{missing.render(entry, evidence)}")
     return "\n".join(part for part in parts if part)
 
 
-def has_many_panels(claim: dict[str, Any], key: str) -> bool:
+def has_many_panels(entry: PaperEntry) -> bool:
     """Whether the figures of runs have so many panels that a page is too narrow for them; a plot shows them large."""
-    return "analysis" not in claim and len(sweep(key)[claim["cols"]]) > 2
+    return isinstance(entry, Table) and len(entry.col_names) > 2
 
 
-def rendered(name: str) -> str:
+def rendered(name: str, evidence: Evidence) -> str:
     """A page of results/ as `make tables` wrote it; `make check` verifies it. Raises BnrnnError if it is missing."""
-    return read_text(RESULTS / name, "run `make tables`", "a page of results")
+    return read_text(evidence.folder / name, "run `make tables`", "a page of results")
 
 
 def split(body: str) -> tuple[str, str]:
@@ -105,10 +101,9 @@ def split(body: str) -> tuple[str, str]:
     return (body[: match.start()], body[match.start() :]) if match else (body, "")
 
 
-def again(key: str) -> str:
+def again(entry: PaperEntry) -> str:
     """The command that makes the table or figure."""
-    paper, name = key.split("/")
-    target = name if paper == "cooijmans2016" else f"{paper}-{name}"
+    target = entry.name if entry.paper == "cooijmans2016" else f"{entry.paper}-{entry.name}"
     return f"Make it again with `make reproduce-{target}`."
 
 
@@ -124,13 +119,13 @@ def with_figures(text: str, folder: Path) -> str:
     return FIGURE.sub(shown, text)
 
 
-def render_runs(key: str, runs: list[Run]) -> str:
+def render_runs(key: str, runs: list[Run], evidence: Evidence) -> str:
     """A table with a link to every run's page."""
     depth = "../" * (key.count("/") + 1)
     rows = []
     for run in runs:
         state = ", ".join([run.result.status, *(["stale"] if run.stale else [])])
-        name = f'<a href="{depth}{page_of(run)}.html">{curves.title(run)}</a>'
+        name = f'<a href="{depth}{page_of(run, evidence)}.html">{curves.title(run)}</a>'
         rows.append([name, run.budget, state, f"{run.result.updates:,}", hours(run.result.seconds)])
     return markdown(["run", "budget", "state", "updates", "time"], rows)
 
@@ -140,14 +135,13 @@ def hours(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
 
 
-def recipe(key: str) -> str:
+def recipe(entry: PaperEntry, runs: list[Run]) -> str:
     """The grid, the recipe, and the resolved configuration of one of its cells."""
-    claim = load_claim(key)
-    if "analysis" in claim:
-        program = f"experiments/{key.split('/')[0]}/{claim['analysis']}"
-        text = (ROOT / program).read_text()
-        return f"## Recipe\n\nThe program `{program}`:\n\n{folded('The program', 'python', text)}"
-    run = next((run for run in runs_of(key) if not run.stale and run.in_grid(key)), None)
+    if isinstance(entry, Analysis):
+        text = (ROOT / entry.program).read_text()
+        return f"## Recipe\n\nThe program `{entry.program}`:\n\n{folded('The program', 'python', text)}"
+    key = entry.key
+    run = next((run for run in runs if in_grid(key, run.overrides) and not run.stale), None)
     cell = expand([f"experiment={key}", "budget=paper"])[0]
     choices = run.overrides if run else cell.overrides
     # Composing takes a good part of a second, and a result that is not stale has the same configuration.
@@ -168,24 +162,21 @@ def folded(title: str, language: str, text: str) -> str:
     return f"<details><summary>{shown}</summary>\n\n```{language}\n{text.rstrip()}\n```\n\n</details>\n\n"
 
 
-def deviations(key: str) -> str:
+def deviations(entry: PaperEntry) -> str:
     """The rows of the paper's notes that apply: those whose numbers claims.yaml lists for this table or figure."""
-    paper, listed = key.split("/")[0], load_claim(key).get("deviations", [])
-    if not listed:
+    if not entry.deviations:
         return ""
-    rows = dict(DEVIATION.findall((ROOT / "experiments" / paper / "notes.md").read_text()))
-    lines = [f"| {number} |{rows[number]}|" for number in listed]
+    rows = dict(DEVIATION.findall((ROOT / "experiments" / entry.paper / "notes.md").read_text()))
+    lines = [f"| {number} |{rows[number]}|" for number in entry.deviations]
     header = "| | kind | what | switch and default |\n| --- | --- | --- | --- |"
-    about = f"Those that apply here, out of [all deviations and notes](../../experiments/{paper}/notes.md):"
+    about = f"Those that apply here, out of [all deviations and notes](../../experiments/{entry.paper}/notes.md):"
     return "\n".join(["## Deviations from the paper\n", f"{about}\n", header, *lines, ""])
 
 
-def provenance(key: str, runs: list[Run]) -> str:
+def provenance(entry: PaperEntry, runs: list[Run], evidence: Evidence) -> str:
     """What measured the results: commits, versions, engines and hardware, with the time that the runs took."""
     if not runs:
-        if key not in measured_keys():
-            return ""
-        return provenance_of(stored(key, RESULTS))
+        return provenance_of(evidence.numbers(entry.key)) if evidence.has_numbers(entry.key) else ""
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         environment = run.result.environment

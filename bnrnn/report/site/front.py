@@ -3,7 +3,7 @@
 import re
 
 from bnrnn.config import ROOT
-from bnrnn.report.pages import BLOCK
+from bnrnn.report.markdown import BLOCK
 from bnrnn.report.site.claims_table import colored
 
 ABOUT = re.compile(r"^# bnrnn\n.*?(?=^Use it if|^!\[[^\]]*\]\(results/)", re.DOTALL | re.MULTILINE)

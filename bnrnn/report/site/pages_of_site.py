@@ -1,8 +1,10 @@
 """What the pages of the site need from Sphinx beside Markdown: the pages of runs, and the scripts of each page."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.site import gallery, run_pages
 from bnrnn.report.site.experiment import page_of
 
@@ -10,18 +12,18 @@ NAVIGATION: dict[Any, str] = {}
 PLOTS = "plots"  # the folder of the plots' data in _static
 
 
-def connect(app: Any) -> None:
+def connect(app: Any, evidence: Evidence) -> None:
     """Connect to the events of a Sphinx application."""
-    app.connect("html-collect-pages", collect)
+    app.connect("html-collect-pages", partial(collect, evidence=evidence))
     app.connect("html-page-context", add_scripts)
     app.connect("html-page-context", share_navigation, priority=100)  # before that of the theme
 
 
-def collect(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+def collect(app: Any, evidence: Evidence) -> Iterator[tuple[str, dict[str, Any], str]]:
     """The page of every run, made by a template and not by Sphinx's parser, because there are hundreds."""
-    for key, run in run_pages.all_runs():
-        name = page_of(run)
-        values = run_pages.context(key, run)
+    for table, run in run_pages.all_runs(evidence):
+        name = page_of(run, evidence)
+        values = run_pages.context(table, run, evidence)
 
         def link(target: str, name: str = name) -> str:
             return app.builder.get_relative_uri(name, target)

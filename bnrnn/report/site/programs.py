@@ -4,8 +4,8 @@ from functools import cache
 from types import ModuleType
 
 from bnrnn.config import ROOT
-from bnrnn.report.claims import load_module
-from bnrnn.report.pages import RESULTS, stored
+from bnrnn.report.claim_types import load_module
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.site.experiment import folded, provenance_of
 
 KEY = "programs/word_language_model"
@@ -17,14 +17,11 @@ PROGRAM = ROOT / "experiments" / f"{KEY}.py"
 
 @cache
 def program() -> ModuleType:
+    """The module of the program."""
     return load_module(PROGRAM)
 
 
-def is_measured() -> bool:
-    return (RESULTS / f"{KEY}.json").exists()
-
-
-def render() -> str:
+def render(evidence: Evidence) -> str:
     """The page as MyST Markdown: the lines changed, the results, the curves and the program."""
     before, *after = program().VARIANTS.values()
     lines = "\n".join(["```diff", f"-lstm = {before}", *(f"+lstm = {line}" for line in after), "```"])
@@ -36,8 +33,8 @@ def render() -> str:
         '`statistics="running"` keeps moving averages, so that evaluation works at any time.',
         lines,
     ]
-    if is_measured():
-        result = stored(KEY, RESULTS)
+    if evidence.has_numbers(KEY):
+        result = evidence.numbers(KEY)
         parts += ["## Results", program().render(result), SCOPE.format(data=result["data"])]
         parts += ['<div id="curves" class="curves"><noscript>The plot needs JavaScript.</noscript></div>']
         parts += [provenance_of(result)]

@@ -5,21 +5,22 @@ from typing import Any
 
 import yaml
 
-from bnrnn.config import ROOT
 from bnrnn.metrics import metric_of
-from bnrnn.report.claims import claim_keys, load_claim
+from bnrnn.report.claim_types import Table
+from bnrnn.report.claims import tables
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.run import Run, order_in_words
 from bnrnn.report.site.curves import title
-from bnrnn.report.site.experiment import hours, page_of, runs_of
+from bnrnn.report.site.experiment import hours, page_of
 from bnrnn.report.site.filtered import filtered_table
 
 
-def all_runs() -> list[tuple[str, Run]]:
-    """All runs of all tables and figures, with their keys."""
-    return [(key, run) for key in claim_keys() for run in runs_of(key)]
+def all_runs(evidence: Evidence) -> list[tuple[Table, Run]]:
+    """All runs of all tables and figures, with their tables."""
+    return [(table, run) for table in tables() for run in evidence.runs(table.key)]
 
 
-def context(key: str, run: Run) -> dict[str, Any]:
+def context(table: Table, run: Run, evidence: Evidence) -> dict[str, Any]:
     """The values of a run's page for `docs/site/templates/run.html`."""
     result = run.result
     facts = {
@@ -33,14 +34,14 @@ def context(key: str, run: Run) -> dict[str, Any]:
         "order of evaluations": order_in_words(run),
         "finished on": result.date or "not recorded",
     }
-    arguments = [f"experiment={key}", f"budget={run.budget}", *(f"{k}={v}" for k, v in run.overrides.items())]
+    arguments = [f"experiment={table.key}", f"budget={run.budget}", *(f"{k}={v}" for k, v in run.overrides.items())]
     return {
-        "title": f"{title(run)}, {load_claim(key)['title']}",
+        "title": f"{title(run)}, {table.title}",
         "heading": title(run),
-        "table": load_claim(key)["title"],
-        "table_page": f"results/{key}",
+        "table": table.title,
+        "table_page": f"results/{table.key}",
         "command": f"python -m bnrnn.train {' '.join(arguments)} out_dir=results",
-        "folder": str(run.folder.relative_to(ROOT)),
+        "folder": str(run.folder.relative_to(evidence.folder.parent)),
         "facts": facts,
         "metrics": [[name, _in_words(name), f"{value:.6g}"] for name, value in sorted(result.metrics.items())],
         "config": yaml.safe_dump(result.config, sort_keys=False),
@@ -58,15 +59,15 @@ def _in_words(name: str) -> str:
     return metric.title if metric else ""
 
 
-def render_all() -> str:
+def render_all(evidence: Evidence) -> str:
     """The page that lists all runs, as a table that can be filtered."""
     rows = []
-    for key, run in all_runs():
-        data = {"paper": key.split("/")[0], "table": key, "state": run.result.status}
+    for table, run in all_runs(evidence):
+        data = {"paper": table.paper, "table": table.key, "state": run.result.status}
         attributes = " ".join(f'data-{k}="{escape(v)}"' for k, v in data.items())
         cells = [
-            f'<a href="../{page_of(run)}.html">{escape(title(run))}</a>',
-            f'<a href="{key}.html">{escape(key)}</a>',
+            f'<a href="../{page_of(run, evidence)}.html">{escape(title(run))}</a>',
+            f'<a href="{table.key}.html">{escape(table.key)}</a>',
             run.budget,
             run.result.status + (", stale" if run.stale else ""),
         ]
@@ -75,6 +76,6 @@ def render_all() -> str:
         numbers += f'<td data-sort="{run.result.seconds}">{hours(run.result.seconds)}</td>'
         rows.append((data, f"<tr {attributes}>{cells}{numbers}</tr>"))
     header = ["run", "table or figure", "budget", "state", "updates", "time"]
-    table = filtered_table("runs", header, rows, ["table", "state"])
+    text = filtered_table("runs", header, rows, ["table", "state"])
     about = "Every finished run, with its configuration, curves, environment and pieces."
-    return f"# All runs\n\n{about}\n\n```{{raw}} html\n{table}\n```\n"
+    return f"# All runs\n\n{about}\n\n```{{raw}} html\n{text}\n```\n"

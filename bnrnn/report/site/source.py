@@ -9,23 +9,19 @@ from collections.abc import Collection
 from pathlib import Path
 
 from bnrnn.config import ROOT
-from bnrnn.report.claims import claim_keys, load_claim, load_paper, read_claims
+from bnrnn.report.claim_types import Paper
+from bnrnn.report.claims import entries, papers
+from bnrnn.report.evidence import Evidence
 from bnrnn.report.markdown import markdown
-from bnrnn.report.pages import RESULTS, claims, measured_keys
+from bnrnn.report.outcome import NOT_RUN
 from bnrnn.report.site import api, claims_table, front, gallery, notebook, programs, run_pages
 from bnrnn.report.site.experiment import render_page, rendered, runs_of
-from bnrnn.report.verdicts import NOT_RUN
+from bnrnn.report.verdicts import judge_claims
 from bnrnn.system.files import write_text
 
 FIGURES = (".png", ".svg")
 NOTEBOOK = "examples/gamma"
-FIRST = (
-    "docs/choosing",
-    "docs/layer",
-    "examples",
-    NOTEBOOK,
-    "docs/engines",
-)  # the documents of those who use the layers
+FIRST = ("docs/choosing", "docs/layer", "examples", NOTEBOOK, "docs/engines")  # for those who use the layers
 TOCTREE = """```{{toctree}}
 :hidden:
 :maxdepth: 2
@@ -36,36 +32,37 @@ TOCTREE = """```{{toctree}}
 """
 
 
-def write(folder: Path, with_plot: Collection[str]) -> None:
+def write(folder: Path, evidence: Evidence, with_plot: Collection[str]) -> None:
     """Write the source into a new folder.
 
     Args:
         with_plot: the keys `<paper>/<table>` of pages with an interactive plot.
     """
     documents = copy_documents(folder)
-    for path in RESULTS.glob("*/*"):
+    for path in evidence.folder.glob("*/*"):
         if path.suffix in FIGURES:
-            target = folder / path.relative_to(ROOT)
+            target = folder / "results" / path.relative_to(evidence.folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-    for key in claim_keys():
-        write_text(folder / "results" / f"{key}.md", render_page(key, key in with_plot))
-    papers = [write_paper(folder, paper) for paper in sorted({key.split("/")[0] for key in claim_keys()})]
-    write_text(folder / "results" / "README.md", rendered("README.md"))
-    write_claims(folder)
-    write_text(folder / "results" / "runs.md", run_pages.render_all())
-    write_text(folder / "gallery.md", gallery.render())
+    for entry in entries():
+        write_text(folder / "results" / f"{entry.key}.md", render_page(entry, evidence, entry.key in with_plot))
+    of_papers = [write_paper(folder, paper, evidence) for paper in papers()]
+    write_text(folder / "results" / "README.md", rendered("README.md", evidence))
+    write_claims(folder, evidence)
+    write_text(folder / "results" / "runs.md", run_pages.render_all(evidence))
+    write_text(folder / "gallery.md", gallery.render(evidence))
     write_text(folder / "examples.md", examples())
     notebook.write(ROOT / f"{NOTEBOOK}.ipynb", folder / f"{NOTEBOOK}.md")
-    write_text(folder / f"{programs.KEY}.md", programs.render())
+    write_text(folder / f"{programs.KEY}.md", programs.render(evidence))
     for name, text in api.pages().items():
         write_text(folder / f"{name}.md", text)
-    benchmarks = sorted(f"results/bench/{path.stem}" for path in (RESULTS / "bench").glob("*.md"))
+    benchmarks = sorted(f"results/bench/{path.stem}" for path in (evidence.folder / "bench").glob("*.md"))
     contents = {
         "Using the layers": [*FIRST, "api/index"],
-        "Results": ["results/README", "results/claims", *papers, "results/runs", "gallery", programs.KEY, *benchmarks],
+        "Results": ["results/README", "results/claims", *of_papers, "results/runs", "gallery", programs.KEY,
+                    *benchmarks],
         "The repository": [name for name in documents if name not in FIRST and not name.startswith("results")],
-    }
+    }  # fmt: skip
     navigation = [TOCTREE.format(caption=k, entries="\n".join(v)) for k, v in contents.items()]
     write_text(folder / "index.md", front.render(front.readme(), "\n".join(navigation)))
 
@@ -81,24 +78,23 @@ def copy_documents(folder: Path) -> list[str]:
     return names
 
 
-def write_paper(folder: Path, paper: str) -> str:
+def write_paper(folder: Path, paper: Paper, evidence: Evidence) -> str:
     """Write the page of a paper, which lists its tables and figures, and return its name."""
-    rows, keys = [], [key for key in claim_keys() if key.startswith(f"{paper}/")]
-    for key in keys:
-        runs = runs_of(key)
-        has = f"{len(runs)} runs" if runs else "measured" if key in measured_keys() else NOT_RUN
-        rows.append([f"[{load_claim(key)['title']}]({key.split('/')[1]}.md)", has])
-    needs = read_claims(ROOT / "experiments" / paper / "claims.yaml").get("needs", {})
-    for name, parts in needs.items():
-        if f"{paper}/{name}" not in keys:
+    rows = []
+    for name, entry in paper.entries.items():
+        runs = runs_of(entry, evidence)
+        has = f"{len(runs)} runs" if runs else "measured" if evidence.is_measured(entry) else NOT_RUN
+        rows.append([f"[{entry.title}]({name}.md)", has])
+    for name, parts in paper.needs.items():
+        if name not in paper.entries:
             links = ", ".join(f"[{part}]({part}.md)" for part in parts)
             rows.append([f"{in_words(name)}: {links}", ""])
-    about = f"# {load_paper(paper)}\n\n[Deviations and notes on the runs](../../experiments/{paper}/notes.md)\n\n"
-    entries = "\n".join(key.split("/")[1] for key in keys)
-    contents = f"```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
+    about = f"# {paper.title}\n\n[Deviations and notes on the runs](../../experiments/{paper.key}/notes.md)\n\n"
+    names = "\n".join(paper.entries)
+    contents = f"```{{toctree}}\n:hidden:\n\n{names}\n```\n"
     text = f"{about}{markdown(['table or figure', 'results'], rows)}\n{contents}"
-    write_text(folder / "results" / paper / "index.md", text)
-    return f"results/{paper}/index"
+    write_text(folder / "results" / paper.key / "index.md", text)
+    return f"results/{paper.key}/index"
 
 
 def in_words(name: str) -> str:
@@ -106,14 +102,16 @@ def in_words(name: str) -> str:
     return re.sub(r"^fig", "Fig. ", re.sub(r"^table", "Table ", name)).replace("_", " ")
 
 
-def write_claims(folder: Path) -> None:
+def write_claims(folder: Path, evidence: Evidence) -> None:
     """Write the page of all claims, and that of each claim."""
-    names = [claim.name for claim in claims()]
+    claims, target = judge_claims(evidence), folder / "results"
+    names = [judged.claim.name for judged in claims]
     for name in names:
-        write_text(folder / "results" / "claims" / f"{name}.md", claims_table.colored(rendered(f"claims/{name}.md")))
-    entries = "\n".join(f"{name} <claims/{name}>" for name in names)
-    contents = f"```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
-    write_text(folder / "results" / "claims.md", f"{claims_table.render(claims(), rendered('claims.md'))}\n{contents}")
+        text = claims_table.colored(rendered(f"claims/{name}.md", evidence))
+        write_text(target / "claims" / f"{name}.md", text)
+    listed = "\n".join(f"{name} <claims/{name}>" for name in names)
+    contents = f"```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
+    write_text(target / "claims.md", f"{claims_table.render(claims, rendered('claims.md', evidence))}\n{contents}")
 
 
 def examples() -> str:
