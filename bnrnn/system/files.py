@@ -1,5 +1,6 @@
 """Files: reading those that may be damaged with one message for any fault, and writing atomically."""
 
+import errno
 import gzip
 import hashlib
 import io
@@ -55,6 +56,29 @@ def _check_regular(path: Path) -> None:
         raise OSError("its link leads nowhere" if path.is_symlink() else "the file is missing") from None
     if not stat.S_ISREG(mode):
         raise OSError("it is a folder" if stat.S_ISDIR(mode) else "it is no regular file")
+
+
+def open_regular(path: Path, mode: str, **options: Any) -> IO[Any]:
+    """Open a file as `open` does, but follow no link to another file, and never wait for the other end of a pipe.
+
+    Raises OSError for a path that is no regular file.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        try:
+            number = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OSError(errno.ELOOP, "it is a link", name) from None
+            if error.errno == errno.ENXIO:  # a pipe that nobody reads
+                raise OSError(errno.ENXIO, "it is no regular file", name) from None
+            raise
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            os.close(number)
+            raise OSError(errno.EINVAL, "it is no regular file", name)
+        return number
+
+    return open(path, mode, opener=opener, **options)
 
 
 def check_listed(path: Path) -> None:
@@ -226,8 +250,9 @@ def _sync_folder(folder: Path) -> None:
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
-    except OSError:
-        pass  # some file systems cannot sync a folder
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # some file systems cannot sync a folder
+            raise
     finally:
         os.close(number)
 
