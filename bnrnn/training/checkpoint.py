@@ -13,13 +13,13 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from bnrnn.data.base import sha256
-from bnrnn.system.files import MOST, atomic_write, check_listed, read_bytes, reading
+from bnrnn.system.files import atomic_write, check_listed, read_bytes, reading
 from bnrnn.training.state import check_fields, is_weights
 
 CHECKPOINT = "checkpoint.pt"  # the file of an unfinished run
@@ -28,7 +28,8 @@ VERSION = 1  # of the content; increase it when older code could not read the fi
 PARTS = ("state", "model", "optimizer", "random", "config")  # what a checkpoint has; a model has two of them
 ZIP_END = b"PK\x05\x06"  # begins the last 22 bytes of a zip archive, which end with the length of its comment
 REMEDY = "remove it to start the run again"
-MOST_COMPRESSED = 1 << 28  # bytes in a compressed copy: those of a GPU's runs are too large to be committed anyway
+MOST = 4 << 30  # bytes of a checkpoint, whose tensors fill the memory only after they were verified
+MOST_COMPRESSED = 1 << 28  # bytes in a compressed copy, which is decompressed into memory: larger ones have none
 MOST_VALUES = 10_000  # in a configuration
 
 
@@ -81,7 +82,7 @@ def _read(found: Path, name: str, remedy: str) -> dict[str, Any]:
     return state
 
 
-def _opened(found: Path, remedy: str) -> IO[bytes]:
+def _opened(found: Path, remedy: str) -> Any:
     """Open a file of weights, decompressed. A plain file stays on the disk until it was verified."""
     if found.suffix == ".gz":
         return io.BytesIO(read_bytes(found, remedy, "a checkpoint", MOST_COMPRESSED))
@@ -96,7 +97,7 @@ def sealed(content: bytes) -> bytes:
     return content + seal + sha256(content).encode()
 
 
-def check_seal(file: IO[bytes]) -> None:
+def check_seal(file: Any) -> None:
     """Verify a file of weights by its checksum or, without one, by the CRC-32 of each file in it. Raises ValueError.
 
     Also raises for a file that takes more memory than its size: torch.save does not compress.
@@ -122,7 +123,7 @@ def check_seal(file: IO[bytes]) -> None:
     file.seek(0)
 
 
-def _hash(file: IO[bytes], size: int) -> str:
+def _hash(file: Any, size: int) -> str:
     """The SHA-256 of the first bytes of a file."""
     found = hashlib.sha256()
     file.seek(0)
