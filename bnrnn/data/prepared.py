@@ -125,7 +125,10 @@ def load_prepared(
     elif sources not in (None, known["sources"]):
         problem = f"was prepared from other files than {given}"
     else:
-        return DatasetDict.load_from_disk(str(folder), keep_in_memory=False)
+        try:
+            return DatasetDict.load_from_disk(str(folder), keep_in_memory=False)
+        except Exception as error:  # also for a split without rows
+            problem = f"cannot be loaded ({type(error).__name__}: {error}), or has a split without rows"
     raise BnrnnError(f"{folder} {problem}. Delete it and run {command}")
 
 
