@@ -40,7 +40,7 @@ def test_pages_are_written_only_after_runs_that_count(out):
 def test_every_make_command_has_a_target_and_its_recipes_exist(command):
     run = subprocess.run(["make", "--dry-run", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    for key in set(re.findall(r"needs.py recipes (\S+?)\)", run.stdout)):
+    for key in set(re.findall(r"needs.py recipes '(\S+?)'\)", run.stdout)):
         recipes, analyses = needed(key)
         assert recipes or analyses
         assert all((ROOT / "conf" / "experiment" / f"{recipe}.yaml").exists() for recipe in recipes)
