@@ -10,7 +10,8 @@ from bnrnn.config import ROOT
 
 NASTY = "a b;touch PWNED;`touch PWNED`$$(touch PWNED)'\"&|>PWNED"
 TARGETS = ["quickstart", "verify", "compare", "doctor", "bench", "stress", "wheels", "campaign", "status",
-           "gpu-evidence", "plan-table1", "status-table1", "reproduce-table1", "render-fig5", "sweep-gamma"]  # fmt: skip
+           "gpu-evidence", "plan-table1", "status-table1", "reproduce-table1", "render-fig5",
+           "sweep-gamma"]  # fmt: skip
 VARIABLES = ["OUT", "BUDGET", "SEEDS", "DEVICE", "JOBS", "HOURS", "WORKERS", "SINCE", "KEY", "METRIC", "KILLS",
              "INPUTS", "PYTHON_VERSION"]  # fmt: skip
 ECHO = f"""#!{sys.executable}
