@@ -114,8 +114,8 @@ tables: setup  ## render tables and figures from results/
 verify: setup  ## compare finished runs with the stored ones: default OUT=outputs
 	$(PYTHON) -m bnrnn.commands.verify $(if $(filter file,$(origin OUT)),outputs,$(FOLDER))
 
-compare: setup  ## plot the curves of KEY=cooijmans2016/table1 in the terminal (METRIC=valid/loss OUT=results)
-	$(PYTHON) scripts/compare.py $(call quoted,$(or $(KEY),cooijmans2016/table1)) --results $(FOLDER) $(if $(METRIC),--metric $(call quoted,$(METRIC)))
+compare: setup  ## plot curves in the terminal: KEY='quickstart cooijmans2016/table1' METRIC=valid/loss OUT=results
+	$(PYTHON) scripts/compare.py $(call each,$(or $(KEY),cooijmans2016/table1)) --results $(FOLDER) $(if $(METRIC),--metric $(call quoted,$(METRIC)))
 
 site: setup  ## build a site of documents, claims and results in site/; needs no network to be read
 	$(PYTHON) scripts/make_site.py

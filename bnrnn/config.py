@@ -27,6 +27,7 @@ ROOT = root()
 CONF = ROOT / "conf"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML has it
 GROUPS = ("model", "data", "optim", "budget")
+KEY_LABELS = {"optim.lr": "learning rate", "model.layer.gamma_init": "initial gamma", "data.state_noise": "noise"}
 LABELED = ("model", "data")  # nodes that may have a label; the label of a setting is a top-level key
 
 
@@ -153,6 +154,11 @@ def _present(path: str) -> str:
 
 
 @cache
+def key_label(key: str) -> str:
+    """The name of an option in tables and figures, or its key if it has none."""
+    return KEY_LABELS.get(key, key)
+
+
 def label(group: str, option: str) -> str:
     """The label of an option of a config group, such as model=bn_lstm, or its name if it has no label."""
     path = CONF / group / f"{option}.yaml"
