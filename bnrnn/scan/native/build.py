@@ -54,7 +54,7 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     """The folder of built libraries. As the XDG specification says, an empty or relative variable is ignored."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "bnrnn"
@@ -121,7 +121,7 @@ def library() -> ctypes.CDLL:
         raise BnrnnError("backend=cpu needs a C++ compiler (g++ or clang++): install one, or use backend=reference")
     identity = [*(path.read_text() for path in sources()), *FLAGS, command, _processor()]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
-    folder = _cache()
+    folder = cache_folder()
     try:
         folder = _own_folder(folder)
         path = _intact(folder, key) or _build(command, folder, key)
