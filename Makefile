@@ -16,19 +16,25 @@ WAIT ?= 1
 ARGS ?=
 # The results of a smoke run mean nothing, so they are not written to results/.
 OUT ?= $(if $(filter smoke,$(BUDGET)),outputs,results)
-RUN = budget=$(BUDGET) out_dir=$(OUT) device=$(DEVICE) $(if $(SEEDS),seed=$(SEEDS)) \
-	$(if $(SLURM),hydra.launcher.workers=$(WORKERS) hydra.launcher.jobs=$(JOBS),$(if $(LAUNCHER),hydra/launcher=$(LAUNCHER))) $(ARGS)
+# The shell takes a quoted value as one word, whatever it contains; ARGS is a list of words. Hydra has quotes of its own.
+quoted = '$(subst ','\'',$(1))'
+each = $(foreach word,$(1),$(call quoted,$(word)))
+FOLDER = $(call quoted,$(OUT))
+RUN = $(call quoted,budget=$(BUDGET)) $(call quoted,out_dir="$(subst ",\",$(OUT))") $(call quoted,device=$(DEVICE)) \
+	$(if $(SEEDS),$(call quoted,seed=$(SEEDS))) \
+	$(if $(SLURM),$(call quoted,hydra.launcher.workers=$(WORKERS)) $(call quoted,hydra.launcher.jobs=$(JOBS)),\
+	$(if $(LAUNCHER),$(call quoted,hydra/launcher=$(LAUNCHER)))) $(call each,$(ARGS))
 SLURM = $(filter slurm,$(LAUNCHER))
-TRAIN = $(PYTHON) -m $(if $(LAUNCHER)$(filter 1,$(JOBS)),bnrnn.train,bnrnn.commands.sweep jobs=$(JOBS))
-key = $(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*)
+TRAIN = $(PYTHON) -m $(if $(LAUNCHER)$(filter 1,$(JOBS)),bnrnn.train,bnrnn.commands.sweep $(call quoted,jobs=$(JOBS)))
+key = $(call quoted,$(if $(findstring -,$*),$(subst -,/,$*),cooijmans2016/$*))
 
 # experiments/<paper>/claims.yaml lists the recipes and analyses of a table or figure.
 RECIPES = recipes=$$($(PYTHON) scripts/needs.py recipes $(key))
 ANALYSES = analyses=$$($(PYTHON) scripts/needs.py analyses $(key))
 
-RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(OUT) $(if $(filter smoke,$(BUDGET)),--smoke); done; \
-	if [ "$(OUT)" -ef results ]; then $(PYTHON) scripts/make_tables.py; fi; \
-	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(OUT); done
+RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-dir $(FOLDER) $(if $(filter smoke,$(BUDGET)),--smoke); done; \
+	if [ $(FOLDER) -ef results ]; then $(PYTHON) scripts/make_tables.py; fi; \
+	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(FOLDER); done
 
 .PHONY: help setup quickstart test test-slow test-slurm sanitize lint types check tables verify compare site site-test data doctor bench running notebook
 .PHONY: kernels versions stress gpu-evidence wheels campaign status sweep-gamma
@@ -58,15 +64,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 quickstart: setup  ## train LSTM and BN-LSTM on small images of digits: minutes on a CPU, no download
-	$(PYTHON) -m bnrnn.train experiment=quickstart budget=$(BUDGET) device=cpu $(ARGS)
+	$(PYTHON) -m bnrnn.train experiment=quickstart $(call quoted,budget=$(BUDGET)) device=cpu $(call each,$(ARGS))
 	@$(PYTHON) scripts/make_tables.py --show quickstart --results outputs
-	@echo "Next: $(VENV)/bin/wandb leet outputs/quickstart/$(BUDGET)/wandb     every curve, in the terminal"
+	@echo "Next: $(VENV)/bin/wandb leet" $(call quoted,outputs/quickstart/$(BUDGET)/wandb) "    every curve, in the terminal"
 	@echo "      make data                                                   MNIST, Penn Treebank, text8"
 	@echo "      make reproduce-table1 BUDGET=smoke SEEDS=0                  does the paper's table run here? (minutes)"
 	@echo "      make reproduce-table1 BUDGET=cpu SEEDS=0 JOBS=2 OUT=outputs its first 2,500 updates (hours on two cores)"
 	@echo "      make help                                                   everything else"
 	@echo "Do these runs agree with the stored ones?"
-	@$(PYTHON) -m bnrnn.commands.verify outputs/quickstart/$(BUDGET) || \
+	@$(PYTHON) -m bnrnn.commands.verify $(call quoted,outputs/quickstart/$(BUDGET)) || \
 		echo "One of twenty cells differs by chance. docs/reproducing.md says what to look at first."
 
 ## Tests of the code
@@ -106,10 +112,10 @@ tables: setup  ## render tables and figures from results/
 
 # Only an OUT that is given counts: the default of the other targets is the folder of the stored results itself.
 verify: setup  ## compare finished runs with the stored ones: default OUT=outputs
-	$(PYTHON) -m bnrnn.commands.verify $(if $(filter file,$(origin OUT)),outputs,$(OUT))
+	$(PYTHON) -m bnrnn.commands.verify $(if $(filter file,$(origin OUT)),outputs,$(FOLDER))
 
 compare: setup  ## plot curves in the terminal: KEY='quickstart cooijmans2016/table1' METRIC=valid/loss OUT=results
-	$(PYTHON) scripts/compare.py $(or $(KEY),cooijmans2016/table1) --results $(OUT) $(if $(METRIC),--metric $(METRIC))
+	$(PYTHON) scripts/compare.py $(call each,$(or $(KEY),cooijmans2016/table1)) --results $(FOLDER) $(if $(METRIC),--metric $(call quoted,$(METRIC)))
 
 site: setup  ## build a site of documents, claims and results in site/; needs no network to be read
 	$(PYTHON) scripts/make_site.py
@@ -122,11 +128,11 @@ data: setup  ## download MNIST, Penn Treebank and text8 to BNRNN_DATA or data/, 
 	$(PYTHON) -m bnrnn.commands.prepare
 
 doctor: setup  ## tell in a minute what works here: engines, GPU, data, programs, disk, locks (DEVICE=auto)
-	$(PYTHON) -m bnrnn.commands.doctor --device $(DEVICE) --out-dir $(OUT)
+	$(PYTHON) -m bnrnn.commands.doctor --device $(call quoted,$(DEVICE)) --out-dir $(FOLDER)
 
 bench: setup  ## time the layers, nn.LSTM and a Python loop, into results/bench/ (QUICK=1: minutes; DEVICE=cuda; PEERS=1: JAX too)
-	$(PYTHON) scripts/bench.py --device $(DEVICE) $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PEERS),--peers) $(ARGS)
-	$(PYTHON) scripts/bench.py --device $(DEVICE) --padded $(ARGS)
+	$(PYTHON) scripts/bench.py --device $(call quoted,$(DEVICE)) $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PEERS),--peers) $(call each,$(ARGS))
+	$(PYTHON) scripts/bench.py --device $(call quoted,$(DEVICE)) --padded $(call each,$(ARGS))
 
 kernels: setup  ## compile the Triton kernels for three GPUs, and write what they need into docs/kernels.md; needs none
 	$(PYTHON) scripts/kernels.py
@@ -139,12 +145,13 @@ notebook: setup  ## run examples/gamma.ipynb, and store its figures
 	$(PYTHON) scripts/notebook.py examples/gamma.ipynb
 
 stress: setup  ## kill trainings KILLS=1000 times and damage INPUTS=1000 files; ten minutes
-	$(PYTHON) -m tests.stress kills=$(or $(KILLS),1000) inputs=$(or $(INPUTS),1000)
+	$(PYTHON) -m tests.stress $(call quoted,kills=$(or $(KILLS),1000)) $(call quoted,inputs=$(or $(INPUTS),1000))
 
 ## Training
 # Without a package index: put the wheels there that `make wheels` has downloaded elsewhere. Torch is the machine's own.
 OFFLINE = PYTHONPATH=.offline:.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON3)
-EVIDENCE = scripts/gpu_evidence.py hours=$(HOURS) device=$(if $(filter auto,$(DEVICE)),cuda,$(DEVICE)) out_dir=evidence $(ARGS)
+EVIDENCE = scripts/gpu_evidence.py $(call quoted,hours=$(HOURS)) \
+	$(call quoted,device=$(if $(filter auto,$(DEVICE)),cuda,$(DEVICE))) out_dir=evidence $(call each,$(ARGS))
 
 gpu-evidence: $(if $(wildcard wheels),,setup)  ## with a GPU: doctor, benchmarks and the most valuable runs, into evidence/; default HOURS=1
 	@if [ -d wheels ]; then \
@@ -153,20 +160,21 @@ gpu-evidence: $(if $(wildcard wheels),,setup)  ## with a GPU: doctor, benchmarks
 	else $(PYTHON) $(EVIDENCE); fi
 
 wheels: setup  ## download into wheels/ what a machine without a package index needs for gpu-evidence (its Python: 3.12)
-	$(PYTHON) scripts/wheels.py wheels $(if $(PYTHON_VERSION),--python $(PYTHON_VERSION))
+	$(PYTHON) scripts/wheels.py wheels $(if $(PYTHON_VERSION),--python $(call quoted,$(PYTHON_VERSION)))
 
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml); defaults HOURS=1 JOBS=1
-	$(PYTHON) -m bnrnn.commands.campaign hours=$(HOURS) jobs=$(JOBS) $(if $(DEVICE),device=$(DEVICE)) out_dir=$(OUT) $(ARGS)
+	$(PYTHON) -m bnrnn.commands.campaign $(call quoted,hours=$(HOURS)) $(call quoted,jobs=$(JOBS)) \
+		$(if $(DEVICE),$(call quoted,device=$(DEVICE))) $(call quoted,out_dir=$(OUT)) $(call each,$(ARGS))
 
 status: setup  ## list the campaign's runs and those of submitted sweeps: finished, running and left, and the time left
-	@$(PYTHON) -m bnrnn.commands.campaign status out_dir=$(OUT) $(if $(SINCE),since=$(SINCE)) $(ARGS)
-	@$(PYTHON) -m bnrnn.commands.cluster status out_dir=$(OUT)
+	@$(PYTHON) -m bnrnn.commands.campaign status $(call quoted,out_dir=$(OUT)) $(if $(SINCE),$(call quoted,since=$(SINCE))) $(call each,$(ARGS))
+	@$(PYTHON) -m bnrnn.commands.cluster status $(call quoted,out_dir=$(OUT))
 
 status-%: setup  ## list the runs of reproduce-NAME: finished, running, queued, begun or failed, and the time left
 	@set -e; $(RECIPES); for recipe in $$recipes; do $(PYTHON) -m bnrnn.commands.cluster status experiment=$$recipe $(RUN); done
 
 plan-%: setup  ## list what reproduce-NAME would run, and how long it takes on this machine
-	@set -e; $(RECIPES); test -n "$$recipes" || echo "$(key) trains nothing: make reproduce-$* takes minutes on a CPU"; \
+	@set -e; $(RECIPES); test -n "$$recipes" || echo $(key) "trains nothing: reproducing it takes minutes on a CPU"; \
 	for recipe in $$recipes; do $(PYTHON) -m bnrnn.commands.plan experiment=$$recipe $(RUN); done
 
 # Failed runs (exit status 3, or 1 of a cluster) do not keep the others from being rendered, and fail at the end.

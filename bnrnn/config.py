@@ -112,7 +112,8 @@ def targets() -> dict[str, str]:
 
 
 def check_targets(record: Any, path: Path) -> None:
-    """Raise BnrnnError if a stored configuration names a class or function that no file in conf/ names.
+    """Raise BnrnnError if a stored configuration names a class or function that no file in conf/ names, or refers to
+    other values.
 
     Stored configurations are data that may come from anybody: what they name is called when a model is built.
     """
@@ -128,6 +129,8 @@ def check_targets(record: Any, path: Path) -> None:
     elif isinstance(record, list):
         for value in record:
             check_targets(value, path)
+    elif isinstance(record, str) and "${" in record:
+        raise BnrnnError(f"{path} has {record!r} in its configuration: expected plain values, which refer to no others")
 
 
 @cache

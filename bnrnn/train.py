@@ -82,7 +82,9 @@ def _train(
     if where["backend"] not in engines_of(model):  # `auto` has named an LSTM engine: the tanh RNN runs the reference
         where["backend"] = "reference"
     where["evaluation_order"] = evaluation_order(cfg, data)
-    state = begin(saved, run_dir / CHECKPOINT) or TrainState(run_id=mirror.new_id(cfg, overrides), commits=[])
+    state = begin(saved, run_dir / CHECKPOINT, cfg.budget.updates) or TrainState(
+        run_id=mirror.new_id(cfg, overrides), commits=[]
+    )
     order_before = order_of(state.pieces)
     state.commits = list(dict.fromkeys([*state.commits, git_commit()]))
     found = digest(data, cfg.batch_size)
@@ -153,11 +155,17 @@ def _figures() -> Any:
     return run_figures
 
 
-def begin(saved: dict[str, Any] | None, path: Path) -> TrainState | None:
-    """The progress in a checkpoint; None if there is none. Raises BnrnnError for another content."""
+def begin(saved: dict[str, Any] | None, path: Path, updates: int) -> TrainState | None:
+    """The progress in a checkpoint; None if there is none. Raises BnrnnError for another content.
+
+    Args:
+        updates: those of the whole run.
+    """
     if saved is None:
         return None
     with reading(existing(path) or path, REMEDY, "a checkpoint"):
+        if saved["state"]["update"] > updates:
+            raise ValueError(f"its update is {saved['state']['update']:,}, expected at most {updates:,}")
         return TrainState(**{"cpu_seconds": None, **saved["state"]})  # checkpoints from before it was recorded
 
 

@@ -19,7 +19,8 @@ from bnrnn.system import locks as lock
 from bnrnn.train import train
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT
-from bnrnn.training.log import METRICS, read_jsonl
+from bnrnn.training.failures import FAILED, failure
+from bnrnn.training.log import LOG, METRICS, read_jsonl
 from bnrnn.training.loop import Trainer
 from tests.test_train import interrupt_at, short, without_time
 
@@ -168,3 +169,31 @@ def test_kill_9_of_a_sweep_with_two_jobs_leaves_no_worker(tmp_path):
     while any(lock.is_being_trained(run) for run in runs):
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
+@pytest.mark.parametrize("name", [lock.LOCK, LOG])
+def test_a_lock_or_log_that_is_no_regular_file_is_one_message_and_nothing_behind_it_changes(tmp_path, name, kind):
+    run, target, path = tmp_path / "run", tmp_path / "target", tmp_path / "run" / name
+    run.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(target)
+    if kind == "link":
+        target.write_text("of another")
+    with pytest.raises(BnrnnError, match=rf"run/{name} cannot be written \((it is|Is a dir).*\): make room or make it"):
+        train(short(), run)
+    assert target.read_text() == "of another" if kind == "link" else not target.exists()
+    if name == lock.LOCK:
+        with pytest.raises(OSError, match=r"it is|Is a directory"):
+            lock.is_being_trained(run)
+        assert lock.holder(run) == ""
+
+
+def test_a_message_of_failure_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / FAILED)
+    with pytest.raises(OSError, match="it is no regular file"):
+        failure(tmp_path)

@@ -42,7 +42,7 @@ def test_every_make_command_has_a_target_and_its_recipes_exist(command):
     given = shlex.split(command, comments=True)[1:]
     run = subprocess.run(["make", "--dry-run", *given], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    for key in set(re.findall(r"needs.py recipes (\S+?)\)", run.stdout)):
+    for key in set(re.findall(r"needs.py recipes '(\S+?)'\)", run.stdout)):
         recipes, analyses = needed(key)
         assert recipes or analyses
         assert all((ROOT / "conf" / "experiment" / f"{recipe}.yaml").exists() for recipe in recipes)

@@ -24,7 +24,7 @@ from bnrnn.config import CONF, compose_config
 from bnrnn.errors import BnrnnError, MissingData, mendable, report_errors
 from bnrnn.metrics import has_java
 from bnrnn.scan import set_backend
-from bnrnn.scan.native.build import compiler, library
+from bnrnn.scan.native.build import cache_folder, compiler, library
 from bnrnn.system.locks import check_locks
 from bnrnn.system.memory import keep_heap
 from bnrnn.training.device import choose_device
@@ -103,8 +103,7 @@ def programs() -> Iterator[Finding]:
 
 def folders(data_dir: str, out_dir: str) -> Iterator[Finding]:
     """Free space, and the locks of the file system on which runs are stored."""
-    cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-    for what, path in {"data": data_dir, "results": out_dir, "compiled kernels": cache}.items():
+    for what, path in {"data": data_dir, "results": out_dir, "compiled kernels": cache_folder()}.items():
         folder = next(parent for parent in (Path(path).absolute(), *Path(path).absolute().parents) if parent.exists())
         free = shutil.disk_usage(folder).free / 2**30
         yield (OK if free >= FREE else WRONG), f"{free:.0f} GiB free for {what} ({path})"

@@ -15,6 +15,8 @@ from bnrnn.system.files import reading, tar_members
 
 URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
 NUM_QUESTIONS = 1000
+MOST = 1 << 22  # bytes of a file of questions; the largest has 529,204
+MOST_WORDS = 10_000  # of a story; the longest has 1,348
 
 
 class BAbI(Cloze):
@@ -59,15 +61,18 @@ def load_babi(data_dir: Path, task: int) -> dict[str, list[Text]]:
 def parse(content: str, source: str) -> Iterator[list[Text]]:
     """Yield the questions of each story. Raises BnrnnError with the number of a malformed line.
 
+    Also raises for a story of more than MOST_WORDS words, and for more than NUM_QUESTIONS questions.
+
     A line is a statement, or a question with its answer and supporting facts, separated by tabs. Each line begins with
     its number in the story; number 1 begins a new story.
     """
     passage: list[str] = []
     questions: list[Text] = []
+    total = 0
     for number, line in enumerate(content.splitlines(), 1):
         match = re.fullmatch(r"(\d+) ([^\t]+)(?:\t(\S+)\t[\d ]*)?", line.rstrip(" "))
         if match is None:
-            raise BnrnnError(f"{source}, line {number}: expected a numbered sentence or question, found {line!r}")
+            raise BnrnnError(f"{source}, line {number}: expected a numbered sentence or question, found {line[:80]!r}")
         if match[1] == "1":
             if questions:
                 yield questions
@@ -76,6 +81,12 @@ def parse(content: str, source: str) -> Iterator[list[Text]]:
             passage = passage + tokens(match[2])
         else:
             questions.append(Text(passage, tokens(match[2]), match[3].lower()))
+            total += 1
+        if len(passage) > MOST_WORDS or total > NUM_QUESTIONS:
+            raise BnrnnError(
+                f"{source}, line {number}: expected at most {MOST_WORDS:,} words in a story and {NUM_QUESTIONS:,} "
+                f"questions: fetch it again from {URL}"
+            )
     if questions:
         yield questions
 
@@ -83,7 +94,7 @@ def parse(content: str, source: str) -> Iterator[list[Text]]:
 def _member(path: Path, pattern: str) -> str:
     """The text of the single file in the archive whose name matches the pattern."""
     with reading(path, f"fetch it again from {URL}"):
-        found = tar_members(path, partial(re.search, pattern))
+        found = tar_members(path, partial(re.search, pattern), MOST)
         if len(found) != 1:
             raise BnrnnError(f"{path} has {len(found)} files like {pattern}, expected 1: is it bAbI, version 1.2?")
         return next(iter(found.values())).decode("utf-8")

@@ -48,4 +48,10 @@ class CNNQA(Cloze):
 
 def load_questions(data_dir: Path, sources: str | None = None) -> Any:
     """The prepared questions as a `datasets.DatasetDict`; the classes of `answer` are the vocabulary."""
-    return load_prepared(data_dir / "cnn_qa/prepared", VERSION, COMMAND, sources)
+    folder = data_dir / "cnn_qa/prepared"
+    prepared = load_prepared(folder, VERSION, COMMAND, sources)
+    for split in COUNTS:
+        features = prepared[split].features if split in prepared else {}
+        if not features.keys() >= {*VARIANTS, "question", "answered"} or not hasattr(features.get("answer"), "names"):
+            raise BnrnnError(f"{folder} lacks {split} or one of its columns. Delete it and run {COMMAND}")
+    return prepared

@@ -83,6 +83,9 @@ def prepare_cnn_qa(
     if files is None or sources is None:
         raise MissingData(f"{folder / 'prepared'} is missing: run {COMMAND}")
     words = _read(files, folder, most_skipped, num_proc)
+    for split, of_split in files.items():
+        if all(words[split]["malformed"][:]):
+            raise BnrnnError(f"{of_split[0].parent} has no question that can be read: unpack the corpus again")
     save_prepared(folder / "prepared", _encode(words, folder / "parts", num_proc), VERSION, sources)
     shutil.rmtree(folder / "parts")
     print(f"{folder / 'prepared'}: complete")

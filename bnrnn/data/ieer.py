@@ -17,6 +17,9 @@ from bnrnn.system.files import reading, zip_members
 
 URL = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/ieer.zip"
 NUM_DOCUMENTS = 94
+MOST = 1 << 21  # bytes of all files; they have 540,978
+MOST_LETTERS = 40_000  # of a document; the longest has 14,294
+MOST_WORDS = 1 << 24  # of all passages; they have 1,709,873
 SHORTEST = 6  # minimum number of words in a question: shorter ones hardly say what is asked for
 EVERY = 8  # of so many documents, one is for validation and one for the test
 MARK = re.compile(r'<b_enamex[^>]*type="(\w+)"[^>]*>(.*?)<e_enamex>', re.DOTALL)
@@ -35,13 +38,20 @@ class IEERCloze(Cloze):
 
     def __init__(self, data_dir: str, num_sentences: int | None = None) -> None:
         texts: dict[str, list[Text]] = {"train": [], "valid": [], "test": []}
+        num_words = 0
         for n, document in enumerate(load_ieer(Path(data_dir))):
             split = {EVERY - 2: "valid", EVERY - 1: "test"}.get(n % EVERY, "train")
             for passage, question, answer in questions(*document):
+                num_words += len(passage)
+                if num_words > MOST_WORDS:
+                    raise BnrnnError(f"IE-ER has passages of more than {MOST_WORDS:,} words: fetch it again from {URL}")
                 if num_sentences is not None:
                     best = most_relevant(passage, question, num_sentences)
                     passage = [word for sentence, keep in best if keep for word in sentence]
                 texts[split].append(Text(passage, question, answer))
+        if not all(texts.values()):
+            lacking = next(split for split, part in texts.items() if not part)
+            raise BnrnnError(f"IE-ER has no questions for {lacking}, expected names in its texts: fetch it from {URL}")
         counts = Counter(word for x in texts["train"] for word in (*x.passage, *x.question))
         mentioned = (w for split in texts.values() for x in split for w in (*x.passage, *x.question, x.answer))
         most = max(int(word.removeprefix("@entity")) for word in mentioned if _named(word))
@@ -65,12 +75,19 @@ def load_ieer(data_dir: Path) -> list[tuple[str, str]]:
             f"{data_dir / 'ieer/ieer.zip'} is missing: put it there ({URL}), or set BNRNN_DATA to the folder with it"
         )
     with reading(found[0], f"fetch it again from {URL}"):
-        members = zip_members(found[0], partial(re.search, r"_\d{8}$"))
+        members = zip_members(found[0], partial(re.search, r"_\d{8}$"), MOST)
     content = "".join(text.decode("latin-1") for _, text in sorted(members.items()))
-    documents = [
-        (" ".join(re.findall(r"<HEADLINE>(.*?)</HEADLINE>", body, re.DOTALL)), text)
-        for body, text in re.findall(r"<BODY>((?:(?!</BODY>).)*?<TEXT>(.*?)</TEXT>)", content, re.DOTALL)
-    ]
+    documents = []
+    for body in content.split("<BODY>")[1:]:
+        before, begins, text = body.partition("</BODY>")[0].partition("<TEXT>")
+        text, ends, _ = text.partition("</TEXT>")
+        if begins and ends:
+            documents.append((" ".join(re.findall(r"<HEADLINE>(.*?)</HEADLINE>", before, re.DOTALL)), text))
+        if len(body) > MOST_LETTERS or "@entity" in body.lower():
+            raise BnrnnError(
+                f"{found[0]}: a document has {len(body):,} letters or the word @entity, expected at most "
+                f"{MOST_LETTERS:,} letters without it: fetch it from {URL}"
+            )
     if len(documents) != NUM_DOCUMENTS:
         raise BnrnnError(f"{found[0]} has {len(documents)} documents, expected {NUM_DOCUMENTS}: fetch it from {URL}")
     return documents
@@ -81,10 +98,10 @@ def questions(headline: str, text: str) -> Iterator[Text]:
     names: dict[tuple[str, str], int] = {}
     title, body = (tokens(_anonymous(part, names)) for part in (headline, text))
     cut = sentences(body)
-    rests = [[word for m, other in enumerate(cut) if m != n for word in other] for n in range(len(cut))]
-    for question, passage in [(title, body), *zip(cut, rests, strict=True)]:
-        if len(question) < SHORTEST:
+    for n, question in enumerate([title, *cut]):
+        if len(question) < SHORTEST or not any(map(_named, question)):
             continue
+        passage = body if n == 0 else [word for m, other in enumerate(cut, 1) if m != n for word in other]
         for answer in dict.fromkeys(filter(_named, question)):
             if answer in passage:
                 yield Text(passage, ["@placeholder" if word == answer else word for word in question], answer)

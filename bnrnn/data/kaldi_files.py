@@ -16,7 +16,8 @@ from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.system.files import check_listed, opened, read_text, reading
 
 REMEDY = "write it again with Kaldi"
-MOST_FRAMES = 1 << 24  # of one alignment; more are 46 hours of speech
+MOST_FRAMES = 1 << 20  # of one alignment; more are three hours of speech
+MOST_STATES = 1 << 27  # of all alignments; more are 370 hours
 BINARY, INTEGER = b"\0B", np.dtype([("size", "u1"), ("value", "<i4")])
 
 
@@ -75,6 +76,7 @@ def load_alignments(folder: Path) -> dict[str, np.ndarray]:
     if not paths:
         raise BnrnnError(f"{folder} has no ali*.gz, ali*.ark or ali*.txt: write alignments there with ali-to-pdf")
     found: dict[str, np.ndarray] = {}
+    total = 0
     for path in paths:
         with reading(path, REMEDY, "an archive of alignments"), opened(path) as file:
             check_listed(path)
@@ -84,6 +86,9 @@ def load_alignments(folder: Path) -> dict[str, np.ndarray]:
                 if key in found:
                     raise BnrnnError(f"{path}: {key} has a second alignment, expected one: remove the old ali* files")
                 found[key] = states
+                total += len(states)
+                if total > MOST_STATES:
+                    raise ValueError(f"more than {MOST_STATES:,} states")
     return found
 
 
@@ -103,7 +108,7 @@ def _alignments(file: Any) -> Iterator[tuple[str, np.ndarray]]:
         else:
             line = start + (b"" if start.endswith(b"\n") else file.readline(16 * MOST_FRAMES))
             if not line.endswith(b"\n"):
-                raise ValueError(f"it ends within {name}")
+                raise ValueError(f"it ends within {name}, or {name} has more than {MOST_FRAMES:,} states")
             yield name, np.array([int(word) for word in line.split()], np.int32)
 
 

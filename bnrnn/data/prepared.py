@@ -18,7 +18,7 @@ from jaxtyping import Int, Shaped
 
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.system.files import read_json, write_json
+from bnrnn.system.files import read_json, reading, write_json
 from bnrnn.system.processes import children_end_too
 
 CHECKSUMS = "checksums.json"
@@ -73,8 +73,14 @@ def _write_part(row: Mapping[str, Any], read: Callable[[list[str]], Mapping[str,
 
 
 def digest(files: Sequence[Path], version: str) -> str:
-    """A digest of the names, sizes and modification times of files, and of a version."""
-    stats = [(path.name, stat.st_size, stat.st_mtime_ns) for path in files for stat in (path.stat(),)]
+    """A digest of the names, sizes and modification times of files, and of a version.
+
+    Raises BnrnnError for a file that is missing or is no regular file.
+    """
+    stats = []
+    for path in files:
+        with reading(path, "unpack it again"):
+            stats.append((path.name, path.stat().st_size, path.stat().st_mtime_ns))
     return sha256(repr((version, stats)).encode())
 
 
@@ -119,7 +125,10 @@ def load_prepared(
     elif sources not in (None, known["sources"]):
         problem = f"was prepared from other files than {given}"
     else:
-        return DatasetDict.load_from_disk(str(folder), keep_in_memory=False)
+        try:
+            return DatasetDict.load_from_disk(str(folder), keep_in_memory=False)
+        except Exception as error:  # also for a split without rows
+            problem = f"cannot be loaded ({type(error).__name__}: {error}), or has a split without rows"
     raise BnrnnError(f"{folder} {problem}. Delete it and run {command}")
 
 

@@ -27,6 +27,8 @@ NAMES = """aa ae ah ao aw ax ax-h axr ay b bcl ch d dcl dh dx eh el em en eng ep
 kcl l m n ng nx ow oy p pau pcl q r s sh t tcl th uh uw ux v w y z zh"""
 PHONES: list[str] = list(NAMES.split())
 NUM_PARTS = 3  # classes per phone
+MOST = 1 << 26  # bytes of all files; those of the sample have 16,541,184
+MOST_SECONDS = 60  # of a recording; the longest has 5.5
 SHARED = ("sa1", "sa2")  # the two sentences that every speaker reads
 
 
@@ -76,7 +78,7 @@ def load_archive(folder: Path) -> tuple[Path, dict[str, bytes]]:
             "speech/"
         )
     with reading(found[0], f"fetch it again from {URL}"):
-        members = tar_members(found[0], partial(re.search, r"[^/]+/[^/]+\.(wav|phn)$"))
+        members = tar_members(found[0], partial(re.search, r"[^/]+/[^/]+\.(wav|phn)$"), MOST)
     files = {"/".join(name.split("/")[-2:]): content for name, content in members.items()}
     lacking = sorted(n for n in files if n.endswith(".wav") and n.removesuffix("wav") + "phn" not in files)
     if lacking or not files:
@@ -136,8 +138,11 @@ def read_wave(content: bytes, source: str) -> Int[np.ndarray, " N"]:
         )
     if len(samples) != claimed:
         raise BnrnnError(f"{source} has {len(samples):,} samples, but claims {claimed:,}: {AGAIN}")
-    if len(samples) < WIDTH:
-        raise BnrnnError(f"{source} has {len(samples)} samples, expected at least the {WIDTH} of one frame: {AGAIN}")
+    if not WIDTH <= len(samples) <= MOST_SECONDS * RATE:
+        raise BnrnnError(
+            f"{source} has {len(samples):,} samples, expected at least the {WIDTH} of one frame and at most "
+            f"{MOST_SECONDS * RATE:,}: {AGAIN}"
+        )
     return samples
 
 
@@ -145,7 +150,7 @@ def read_phones(content: str, source: str) -> list[tuple[int, int, str]]:
     """First sample, end (exclusive) and phone of each segment. Raises BnrnnError with the number of a bad line."""
     segments: list[tuple[int, int, str]] = []
     for n, line in enumerate(content.splitlines(), 1):
-        match = re.fullmatch(r"(\d+) (\d+) (\S+)", line.strip())
+        match = re.fullmatch(r"(\d{1,9}) (\d{1,9}) (\S+)", line.strip())
         begins = segments[-1][1] if segments else 0
         if match is None or int(match[1]) != begins or int(match[2]) <= begins:
             raise BnrnnError(

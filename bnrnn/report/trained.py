@@ -1,16 +1,14 @@
 """Finds the finished runs of an experiment whose models are there, and loads these models."""
 
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from hydra.utils import get_class, instantiate
-from omegaconf import OmegaConf
-
-from bnrnn.data.base import model_sizes
+from bnrnn.config import check_targets
 from bnrnn.errors import BnrnnError
 from bnrnn.report.evidence import Evidence, in_figures
 from bnrnn.report.run import Run
+from bnrnn.system.files import reading
+from bnrnn.training.build import rebuilt
 from bnrnn.training.checkpoint import MODEL, load
 from bnrnn.training.results import FILE, Result
 
@@ -18,7 +16,8 @@ from bnrnn.training.results import FILE, Result
 def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
     """The selected model of a finished run, ready for evaluation with its population statistics, and its data.
 
-    Raises BnrnnError for a folder without a result or without a model.
+    Raises BnrnnError for a folder without a result or without a model, for weights of another model, and for a
+    configuration that names what no file in conf/ names.
     """
     for name in (FILE, MODEL):
         if not (folder / name).exists():
@@ -28,15 +27,15 @@ def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
             )
     saved = load(folder / MODEL)
     assert saved is not None
-    return built(Result.read(folder / FILE).config, saved["model"], data_dir)
+    config = Result.read(folder / FILE).config
+    check_targets(config, folder / FILE)
+    with reading(folder / MODEL, "train the run again", f"a model of the configuration in {FILE}"):
+        return built(config, saved["model"], data_dir)
 
 
 def built(config: dict[str, Any], weights: dict[str, Any], data_dir: str) -> tuple[Any, Any]:
-    """The model of a stored configuration with these weights, in evaluation mode, and its data."""
-    recipe = OmegaConf.create({**config, "data_dir": data_dir})
-    is_read = "data_dir" in signature(get_class(recipe.data._target_)).parameters  # whether the data is read from files
-    data = instantiate(recipe.data, **({"data_dir": data_dir} if is_read else {}))
-    model = instantiate(recipe.model, **model_sizes(data))
+    """The model of a configuration with these weights, in evaluation mode, and its data."""
+    data, model = rebuilt(config, data_dir)
     model.load_state_dict(weights)
     return model.eval(), data
 

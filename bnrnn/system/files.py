@@ -1,5 +1,6 @@
 """Files: reading those that may be damaged with one message for any fault, and writing atomically."""
 
+import errno
 import gzip
 import hashlib
 import io
@@ -20,7 +21,8 @@ from uuid import uuid4
 from bnrnn.errors import BnrnnError
 
 OLD = 3600  # seconds after which an unfinished file is one of a process that was killed
-MOST = 4 << 30  # bytes that are read into memory at most, also from a compressed file
+MOST = 1 << 28  # bytes that are read into memory at most, also from a compressed file
+MOST_MEMBERS = 100_000  # of a tar archive
 
 CHUNK = 1 << 24
 SUMS = "SHA256SUMS"
@@ -57,6 +59,29 @@ def _check_regular(path: Path) -> None:
         raise OSError("it is a folder" if stat.S_ISDIR(mode) else "it is no regular file")
 
 
+def open_regular(path: Path, mode: str, **options: Any) -> IO[Any]:
+    """Open a file as `open` does, but follow no link to another file, and never wait for the other end of a pipe.
+
+    Raises OSError for a path that is no regular file.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        try:
+            number = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OSError(errno.ELOOP, "it is a link", name) from None
+            if error.errno == errno.ENXIO:  # a pipe that nobody reads
+                raise OSError(errno.ENXIO, "it is no regular file", name) from None
+            raise
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            os.close(number)
+            raise OSError(errno.EINVAL, "it is no regular file", name)
+        return number
+
+    return open(path, mode, opener=opener, **options)
+
+
 def check_listed(path: Path) -> None:
     """Compare a file with its line in the SHA256SUMS of its folder, as `sha256sum * > SHA256SUMS` writes it.
 
@@ -67,7 +92,7 @@ def check_listed(path: Path) -> None:
     if not sums.exists() and not sums.is_symlink():
         return
     with reading(sums, f"write it again with `sha256sum * > {SUMS}`", "a list of checksums"), sums.open("rb") as file:
-        lines = read_at_most(file, 1 << 26).decode("utf-8").splitlines()
+        lines = read_at_most(file, 1 << 24).decode("utf-8").splitlines()
         pairs = [re.fullmatch(r"([0-9a-f]{64}) [ *](.+)", line) for line in lines]
         listed = {pair[2]: pair[1] for pair in pairs if pair is not None}
         if len(listed) < len(lines):
@@ -79,8 +104,12 @@ def check_listed(path: Path) -> None:
             raise ValueError(f"it does not have its checksum in {SUMS}")
 
 
-def read_bytes(path: Path, remedy: str, what: str = "", most: int = MOST) -> bytes:
-    """The content of a file; a file with the ending .gz is decompressed. Raises BnrnnError, also above `most` bytes."""
+def read_bytes(path: Path, remedy: str, what: str = "", most: int | None = None) -> bytes:
+    """The content of a file; a file with the ending .gz is decompressed. Raises BnrnnError, also above `most` bytes.
+
+    Args:
+        most: the limit of this kind of file; None is MOST.
+    """
     with reading(path, remedy, what):
         check_listed(path)
         with opened(path) as file:
@@ -92,15 +121,15 @@ def opened(path: Path) -> Any:
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
-def read_at_most(file: Any, most: int = MOST) -> bytes:
+def read_at_most(file: Any, most: int | None = None) -> bytes:
     """All bytes of an open file. Raises ValueError, before it fills the memory, if there are more than `most`."""
-    chunks, total = [], 0
+    most = MOST if most is None else most
+    content = io.BytesIO()
     while chunk := file.read(CHUNK):
-        chunks.append(chunk)
-        total += len(chunk)
-        if total > most:
+        content.write(chunk)
+        if content.tell() > most:
             raise ValueError(f"more than {most:,} bytes")
-    return b"".join(chunks)
+    return content.getvalue()
 
 
 def read_text(path: Path, remedy: str, what: str = "") -> str:
@@ -115,39 +144,55 @@ def read_json(path: Path, remedy: str, what: str = "") -> Any:
         return json.loads(read_text(path, remedy, what))
 
 
-def tar_members(path: Path, wanted: Callable[[str], Any]) -> dict[str, bytes]:
+def tar_members(path: Path, wanted: Callable[[str], Any], most: int | None = None) -> dict[str, bytes]:
     """The regular files of a tar archive whose names are wanted. Links and devices in it are never followed or opened.
 
     The whole archive is read, so that the checksum at the end of a .gz is verified. Raises ValueError if a wanted name
-    is no regular file or the files have more than MOST bytes in all.
+    is no regular file, if the files have more than `most` bytes in all (None: MOST), for more than MOST bytes in a .gz,
+    and for more than MOST_MEMBERS members.
     """
     check_listed(path)
-    with opened(path) as file:
-        content = io.BytesIO(read_at_most(file))
+    most = MOST if most is None else most
     found: dict[str, bytes] = {}
     total = 0
-    with tarfile.open(fileobj=content, mode="r:") as archive:
-        for member in archive:
+    with _decompressed(path) as content, tarfile.open(fileobj=content, mode="r:") as archive:
+        for number, member in enumerate(archive):
+            if number == MOST_MEMBERS:
+                raise ValueError(f"more than {MOST_MEMBERS:,} members")
             if wanted(member.name):
                 file = archive.extractfile(member) if member.isreg() else None
                 if file is None:
                     raise ValueError(f"{member.name} is no regular file")
                 total += member.size
-                if total > MOST:
-                    raise ValueError(f"its files have more than {MOST:,} bytes")
+                if total > most:
+                    raise ValueError(f"its files have more than {most:,} bytes")
                 found[member.name] = file.read()
-        if any(content.getbuffer()[archive.offset :]):
-            raise ValueError("something follows its end")
+        content.seek(archive.offset)
+        while chunk := content.read(CHUNK):
+            if chunk.strip(b"\0"):
+                raise ValueError("something follows its end")
     return found
 
 
-def zip_members(path: Path, wanted: Callable[[str], Any]) -> dict[str, bytes]:
-    """The files of a zip archive whose names are wanted, checksums verified. Raises ValueError above MOST bytes."""
+def _decompressed(path: Path) -> Any:
+    """Open a file; a file with the ending .gz is decompressed into memory."""
+    if path.suffix != ".gz":
+        return path.open("rb")
+    with opened(path) as file:
+        return io.BytesIO(read_at_most(file))
+
+
+def zip_members(path: Path, wanted: Callable[[str], Any], most: int | None = None) -> dict[str, bytes]:
+    """The files of a zip archive whose names are wanted, checksums verified.
+
+    Raises ValueError if they have more than `most` bytes in all (None: MOST).
+    """
     check_listed(path)
+    most = MOST if most is None else most
     with whole_zip(path) as archive:
         members = [member for member in archive.infolist() if wanted(member.filename)]
-        if sum(member.file_size for member in members) > MOST:
-            raise ValueError(f"its files have more than {MOST:,} bytes")
+        if sum(member.file_size for member in members) > most:
+            raise ValueError(f"its files have more than {most:,} bytes")
         return {member.filename: archive.read(member) for member in members}
 
 
@@ -226,8 +271,9 @@ def _sync_folder(folder: Path) -> None:
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
-    except OSError:
-        pass  # some file systems cannot sync a folder
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # some file systems cannot sync a folder
+            raise
     finally:
         os.close(number)
 

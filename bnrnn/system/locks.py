@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from bnrnn.errors import BnrnnError
-from bnrnn.system.files import writing
+from bnrnn.system.files import open_regular, writing
 
 LOCK = "run.lock"
 
@@ -46,7 +46,7 @@ def locked(run_dir: Path) -> Iterator[Callable[[], None]]:
     """
     path = run_dir / LOCK
     with writing(path):
-        file = path.open("a+b")
+        file = open_regular(path, "a+b", buffering=0)  # with a buffer, closing it on a full disk would fail once more
     with file:
         for attempt in range(5):
             if attempt > 0:
@@ -74,8 +74,8 @@ def locked(run_dir: Path) -> Iterator[Callable[[], None]]:
 
         with writing(path):
             file.truncate(0)
-            file.write(own)
-            file.flush()
+            if file.write(own) < len(own):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         check()
         yield check
 
@@ -83,11 +83,11 @@ def locked(run_dir: Path) -> Iterator[Callable[[], None]]:
 def is_being_trained(run_dir: Path) -> bool:
     """Whether a process holds the lock of the run. Creates no file; several processes can call it at the same time.
 
-    Raises NoLocks if the file system has no locks.
+    Raises NoLocks if the file system has no locks, and OSError if the lock is no regular file.
     """
     path = run_dir / LOCK
     try:
-        file = path.open("rb")
+        file = open_regular(path, "rb")
     except FileNotFoundError:
         return False
     with file:
@@ -157,7 +157,8 @@ def slurm_job() -> str:
 def holder(run_dir: Path) -> str:
     """The process that holds the lock of a run, or held it last. Empty if the file does not say."""
     try:
-        return (run_dir / LOCK).read_bytes()[:200].decode(errors="replace").strip()
+        with open_regular(run_dir / LOCK, "rb") as file:
+            return file.read(200).decode(errors="replace").strip()
     except OSError:
         return ""
 

@@ -5,7 +5,9 @@ content and the SHA-256 of all bytes before the comment.
 """
 
 import gzip
+import hashlib
 import io
+import os
 import random
 import re
 import zipfile
@@ -17,7 +19,8 @@ import numpy as np
 import torch
 
 from bnrnn.data.base import sha256
-from bnrnn.system.files import atomic_write, read_bytes, reading
+from bnrnn.system.files import atomic_write, check_listed, read_bytes, reading
+from bnrnn.training.state import check_fields, is_weights
 
 CHECKPOINT = "checkpoint.pt"  # the file of an unfinished run
 MODEL = "model.pt"  # the file of a finished run: the selected weights with population statistics
@@ -25,6 +28,9 @@ VERSION = 1  # of the content; increase it when older code could not read the fi
 PARTS = ("state", "model", "optimizer", "random", "config")  # what a checkpoint has; a model has two of them
 ZIP_END = b"PK\x05\x06"  # begins the last 22 bytes of a zip archive, which end with the length of its comment
 REMEDY = "remove it to start the run again"
+MOST = 4 << 30  # bytes of a checkpoint, whose tensors fill the memory only after they were verified
+MOST_COMPRESSED = 1 << 28  # bytes in a compressed copy, which is decompressed into memory: larger ones have none
+MOST_VALUES = 10_000  # in a configuration
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -34,8 +40,13 @@ def save(path: Path, state: dict[str, Any]) -> None:
     """
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    with atomic_write(path, check=lambda partial: unsealed(partial.read_bytes())) as file:
+    with atomic_write(path, check=_check_written) as file:
         file.write(sealed(buffer.getvalue()))
+
+
+def _check_written(path: Path) -> None:
+    with path.open("rb") as file:
+        check_seal(file)
 
 
 def load(path: Path) -> dict[str, Any] | None:
@@ -64,11 +75,19 @@ def existing(path: Path) -> Path | None:
 
 def _read(found: Path, name: str, remedy: str) -> dict[str, Any]:
     """The content of a file of weights, compressed or not, that is called `name` without compression."""
-    with reading(found, remedy, "a checkpoint"):
-        content = unsealed(read_bytes(found, remedy, "a checkpoint"))
-        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    with reading(found, remedy, "a checkpoint"), _opened(found, remedy) as file:
+        check_seal(file)
+        state = torch.load(file, map_location="cpu", weights_only=True)
         _check_parts(state, name)
     return state
+
+
+def _opened(found: Path, remedy: str) -> Any:
+    """Open a file of weights, decompressed. A plain file stays on the disk until it was verified."""
+    if found.suffix == ".gz":
+        return io.BytesIO(read_bytes(found, remedy, "a checkpoint", MOST_COMPRESSED))
+    check_listed(found)
+    return found.open("rb")
 
 
 def sealed(content: bytes) -> bytes:
@@ -78,17 +97,40 @@ def sealed(content: bytes) -> bytes:
     return content + seal + sha256(content).encode()
 
 
-def unsealed(content: bytes) -> bytes:
-    """The content, verified by its checksum or, without one, by the CRC-32 of each file in it. Raises ValueError."""
-    seal = re.search(rb"bnrnn (\d+) sha256 ([0-9a-f]{64})\Z", content[-100:])
-    if seal is None:
-        if content[-22:-18] != ZIP_END or zipfile.ZipFile(io.BytesIO(content)).testzip() is not None:
-            raise ValueError("it is incomplete, damaged or another kind of file")
-    elif sha256(content[: -len(seal[0])]) != seal[2].decode():
+def check_seal(file: Any) -> None:
+    """Verify a file of weights by its checksum or, without one, by the CRC-32 of each file in it. Raises ValueError.
+
+    Also raises for a file that takes more memory than its size: torch.save does not compress.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 100))
+    end = file.read()
+    seal = re.search(rb"bnrnn (\d{1,9}) sha256 ([0-9a-f]{64})\Z", end)
+    if size > MOST:
+        raise ValueError(f"more than {MOST:,} bytes")
+    if seal is None and end[-22:-18] != ZIP_END:
+        raise ValueError("it is incomplete, damaged or another kind of file")
+    if seal is not None and _hash(file, size - len(seal[0])) != seal[2].decode():
         raise ValueError("it does not have its checksum")
-    elif int(seal[1]) > VERSION:
+    if seal is not None and int(seal[1]) > VERSION:
         raise ValueError(f"it has version {int(seal[1])} of a newer bnrnn, expected at most {VERSION}")
-    return content
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if any(m.compress_type != zipfile.ZIP_STORED for m in members) or sum(m.file_size for m in members) > size:
+            raise ValueError("its content is compressed, or larger than the file")
+        if seal is None and archive.testzip() is not None:
+            raise ValueError("it is incomplete, damaged or another kind of file")
+    file.seek(0)
+
+
+def _hash(file: Any, size: int) -> str:
+    """The SHA-256 of the first bytes of a file."""
+    found = hashlib.sha256()
+    file.seek(0)
+    while size > 0 and (chunk := file.read(min(size, 1 << 20))):
+        found.update(chunk)
+        size -= len(chunk)
+    return found.hexdigest()
 
 
 def _check_parts(state: Any, name: str) -> None:
@@ -96,6 +138,23 @@ def _check_parts(state: Any, name: str) -> None:
     parts = PARTS if name == CHECKPOINT else ("model", "config")
     if not isinstance(state, Mapping) or not all(isinstance(state.get(part), Mapping) for part in parts):
         raise ValueError(f"expected {', '.join(parts)} in it")
+    if not is_weights(state["model"]):
+        raise ValueError("its model has other values than tensors")
+    _check_number_of_values(state["config"])
+    if "state" in parts:
+        check_fields(state["state"])
+
+
+def _check_number_of_values(tree: Any) -> None:
+    """Raise ValueError for a configuration of absurd size. A value that occurs in several places counts in each."""
+    found, left = 0, [tree]
+    while left:
+        value = left.pop()
+        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+        found += 1 + len(parts)
+        if found > MOST_VALUES:
+            raise ValueError(f"its configuration has more than {MOST_VALUES:,} values")
+        left.extend(parts)
 
 
 def compressed(path: Path) -> Path:
@@ -104,9 +163,16 @@ def compressed(path: Path) -> Path:
 
 
 def compress(path: Path, most: int) -> bool:
-    """Write the compressed copy of a checkpoint. If it has more than `most` bytes, remove it and return False."""
-    content = gzip.compress(unsealed(read_bytes(path, REMEDY, "a checkpoint")), mtime=0)
-    if len(content) > most:
+    """Write the compressed copy of a checkpoint. If it would be too large, remove it and return False.
+
+    Args:
+        most: its largest size in bytes. It also may not have more than MOST_COMPRESSED bytes when decompressed.
+    """
+    with reading(path, REMEDY, "a checkpoint"), path.open("rb") as file:
+        check_seal(file)
+        content = gzip.compress(file.read(MOST_COMPRESSED + 1), mtime=0)
+        size = file.tell()
+    if len(content) > most or size > MOST_COMPRESSED:
         compressed(path).unlink(missing_ok=True)
         return False
     with atomic_write(compressed(path)) as file:

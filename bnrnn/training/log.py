@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from bnrnn.errors import BnrnnError, error_text
-from bnrnn.system.files import atomic_write, read_bytes, writing
+from bnrnn.system.files import atomic_write, open_regular, read_bytes, writing
 from bnrnn.training import mirror
 
 METRICS = "metrics.jsonl"
@@ -55,7 +55,7 @@ def say_left_out(message: str) -> None:
 
 def write_log(run_dir: Path, text: str) -> None:
     """Append a line with the time to the log in the folder of a run."""
-    with writing(run_dir / LOG), (run_dir / LOG).open("a", encoding="utf-8") as file:
+    with writing(run_dir / LOG), open_regular(run_dir / LOG, "a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
 
@@ -87,7 +87,8 @@ class RunLog:
             )
         with atomic_write(self.path) as file:
             file.write(kept)
-        self.file = self.path.open("ab")
+        with writing(self.path):
+            self.file = open_regular(self.path, "ab")
 
     def __enter__(self) -> "RunLog":
         return self

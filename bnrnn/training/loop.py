@@ -18,7 +18,7 @@ from bnrnn.layers.population import batch_statistics, collecting_statistics, est
 from bnrnn.metrics import Scores, cross_entropy, error, score, scored_steps, sign
 from bnrnn.training.checkpoint import random_state, set_random_state
 from bnrnn.training.log import RunLog
-from bnrnn.training.optim import learning_rate
+from bnrnn.training.optim import check_optimizer, learning_rate
 from bnrnn.training.state import Clock, TrainState
 from bnrnn.training.stop import Interrupted, Stop
 
@@ -71,9 +71,14 @@ class Trainer:
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Continue from a snapshot. Raises an error of torch if it belongs to another model."""
+        """Continue from a snapshot. Raises ValueError or an error of torch if it belongs to another model."""
         self.model.load_state_dict(snapshot["model"])
+        shapes = {name: value.shape for name, value in snapshot["model"].items()}
+        for best in (self.state.best, self.state.best_population):
+            if best is not None and {name: value.shape for name, value in best["model"].items()} != shapes:
+                raise ValueError("its best model has other weights than its last")
         self.optimizer.load_state_dict(snapshot["optimizer"])
+        check_optimizer(self.optimizer)
         set_random_state(snapshot["random"], self.device)
 
     def fit(self) -> None:

@@ -1,5 +1,6 @@
 """The run of wandb that mirrors a run: how it is called, and what its pages show. No program reads it."""
 
+import os
 import re
 import uuid
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from bnrnn.metrics import METRICS
 
 LONGEST = 100  # characters of a name; wandb accepts 128
 CHOSEN = ("setting", "model", "data")  # keys that are called by their option alone
+TELEMETRY = "WANDB_ERROR_REPORTING"  # wandb reads it when its first run starts, and passes it to its process
 
 
 def new_id(cfg: DictConfig, overrides: dict[str, str]) -> str:
@@ -52,13 +54,16 @@ def start(
 ) -> Any:  # fmt: skip
     """Start a run of wandb in `folder`, without output. Returns None if wandb is off.
 
-    A run that cannot be uploaded, without a key or a network, is recorded offline, with a warning.
+    A run that cannot be uploaded, without a key or a network, is recorded offline, with a warning. An offline run turns
+    wandb's telemetry off, which contacts a server even then, unless the user has set the variable TELEMETRY.
 
     The runs of a sweep share a folder, so that wandb's own viewer shows their curves together. A resumed run continues
     as a second part with the same id; wandb joins the parts when they are synced.
     """
     if cfg.wandb.mode == "disabled":
         return None
+    if cfg.wandb.mode == "offline":
+        os.environ.setdefault(TELEMETRY, "false")
     model, data = _chosen(cfg, overrides)
     group = "setting" if "setting" in overrides else "model"
     given: dict[str, Any] = {

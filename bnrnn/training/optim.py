@@ -1,5 +1,6 @@
 """RMSProp as the papers' authors used it, which differs from torch's, and the learning-rate schedule of the papers."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -43,6 +44,19 @@ class RMSProp(torch.optim.Optimizer):
         if momentum:
             step = state["velocity"].mul_(momentum).add_(step)
         p.add_(step, alpha=-lr)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError if what an optimizer has loaded does not fit its parameters and options."""
+    for group in optimizer.param_groups:
+        for name, default in optimizer.defaults.items():
+            if type(default) is float and not (
+                isinstance(group.get(name), (int, float)) and math.isfinite(group[name])
+            ):
+                raise ValueError(f"{name} of its optimizer is no finite number")
+        for p in group["params"]:
+            if any(isinstance(v, Tensor) and v.shape not in ((), p.shape) for v in optimizer.state.get(p, {}).values()):
+                raise ValueError("its optimizer has values of other shapes than the weights")
 
 
 def learning_rate(lr: float, epoch: int, after: int, divisor: float | int, every: int = 1) -> float:

@@ -175,10 +175,10 @@ def last_record(folder: Path) -> tuple[int, float]:
     path = folder / "metrics.jsonl"
     if not path.exists():
         return 0, 0.0
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, 2) - 4096))
-        lines = file.read().split(b"\n")[:-1]  # the last part is empty or an incomplete line
     with reading(path, REMEDY, "a file of metrics"):
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 4096))
+            lines = file.read().split(b"\n")[:-1]  # the last part is empty or an incomplete line
         record = json.loads(lines[-1]) if lines else {"update": 0, "seconds": 0.0}
         return int(record["update"]), float(record["seconds"])
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,72 @@ class TrainState:
     best: dict[str, Any] | None = None  # update, metrics and weights of the best evaluation
     best_population: dict[str, Any] | None = None  # the same, selected by validation with population statistics
     diverged: bool = False
+
+
+def is_weights(value: Any) -> bool:
+    """Whether a stored value is a dictionary of tensors."""
+    return isinstance(value, Mapping) and all(isinstance(v, Tensor) for v in value.values())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_duration(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < math.inf
+
+
+def _is_sum(value: Any, shape: tuple[int, ...]) -> bool:
+    return isinstance(value, Tensor) and value.shape == shape and value.dtype == torch.float64
+
+
+def _is_piece(value: Any) -> bool:
+    plain = isinstance(value, Mapping) and all(isinstance(v, (str, int, float)) for v in value.values())
+    return plain and _is_count(value.get("update"))
+
+
+def _is_best(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, Mapping)
+        and _is_count(value.get("update"))
+        and is_weights(value.get("model"))
+        and isinstance(metrics := value.get("metrics"), Mapping)
+        and all(map(_is_number, metrics.values()))
+    )
+
+
+STORED: dict[str, Callable[[Any], bool]] = {  # what the fields of a TrainState in a checkpoint may be
+    "run_id": lambda v: isinstance(v, str) and len(v) <= 128,
+    "commits": lambda v: isinstance(v, list) and all(isinstance(c, str) for c in v),
+    "update": _is_count,
+    "evaluated": _is_count,
+    "num_records": _is_count,
+    "seconds": _is_duration,
+    "cpu_seconds": lambda v: v is None or _is_duration(v),
+    "pieces": lambda v: isinstance(v, list) and all(map(_is_piece, v)),
+    "window": lambda v: _is_sum(v, (4,)),
+    "largest_norm": lambda v: _is_sum(v, ()),
+    "loss": _is_number,
+    "carried": lambda v: isinstance(v, (tuple, list)) and all(isinstance(c, Tensor) for c in v),
+    "best": _is_best,
+    "best_population": _is_best,
+    "diverged": lambda v: isinstance(v, bool),
+}
+
+
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """Raise ValueError unless stored fields of a TrainState have their types and are in their ranges."""
+    for name, is_valid in STORED.items():
+        if name in fields and not is_valid(fields[name]):
+            value = fields[name]
+            raise ValueError(f"{name} is {value if _is_number(value) else f'a {type(value).__name__} of another kind'}")
+    reached = [fields.get("evaluated", 0), *(b["update"] for b in map(fields.get, ("best", "best_population")) if b)]
+    if max(reached) > fields.get("update", 0):
+        raise ValueError(f"it was evaluated at update {max(reached):,}, after its last, {fields.get('update', 0):,}")
 
 
 class Clock:

@@ -62,6 +62,14 @@ def test_a_line_of_another_form_is_an_error(line):
         list(parse(f"1 Mary moved.\n{line}\n2 John went.\n", "babi"))
 
 
+@pytest.mark.parametrize("content", ["1 a\n" + "2 a b\n" * 5001, "1 Is it? \tno\t1\n" * 1001])
+def test_an_endless_story_and_too_many_questions_are_named(content):
+    with pytest.raises(
+        BnrnnError, match=r"expected at most 10,000 words in a story and 1,000 questions: fetch it again"
+    ):
+        list(parse(content, "babi"))
+
+
 def test_the_last_tenth_of_the_training_stories_validates(small):
     data = BAbI(str(small), 1)
     assert [len(data.splits[split]) for split in ("train", "valid", "test")] == [18, 2, 20]

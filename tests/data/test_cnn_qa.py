@@ -15,8 +15,9 @@ from datasets.table import MemoryMappedTable
 
 from bnrnn.commands import prepare
 from bnrnn.data import cnn_qa_prepare
-from bnrnn.data.cnn_qa import CNNQA
+from bnrnn.data.cnn_qa import CNNQA, VERSION, load_questions
 from bnrnn.data.cnn_qa_prepare import Malformed, parse, prepare_cnn_qa
+from bnrnn.data.prepared import save_prepared
 from bnrnn.errors import BnrnnError
 from tests.data.cnn_corpus import STORIES, make, spell
 from tests.data.test_cloze import originals, spelled
@@ -228,6 +229,45 @@ def test_a_folder_that_cannot_be_used_is_named_with_the_command_that_prepares_it
     change(folder)
     with pytest.raises(BnrnnError, match=rf"{folder} {wrong}.*un `bnrnn-prepare cnn_qa --from DIR`"):
         CNNQA(str(tmp_path))
+
+
+def without(change):
+    """A change of the prepared splits that is stored with right checksums."""
+
+    def apply(folder: Path) -> None:
+        splits = {split: load_questions(folder.parents[1])[split] for split in SPLITS}
+        change(splits)
+        save_prepared(folder.with_name("changed"), splits, VERSION, "")
+        shutil.rmtree(folder)
+        folder.with_name("changed").rename(folder)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda s: s.update(valid=s["valid"].select(range(0))), "cannot be loaded .*, or has a split without rows"),
+        (lambda s: s.pop("test"), "lacks test or one of its columns"),
+        (lambda s: s.update(train=s["train"].remove_columns("full")), "lacks train or one of its columns"),
+    ],
+)
+def test_a_prepared_folder_without_questions_or_columns_is_named(corpus, tmp_path, change, wrong):
+    folder = prepared(tmp_path, corpus)
+    without(change)(folder)
+    with pytest.raises(BnrnnError, match=rf"{folder} {wrong}.*elete it and run `bnrnn-prepare cnn_qa"):
+        CNNQA(str(tmp_path))
+
+
+def test_a_split_without_questions_and_a_dangling_link_are_named_before_anything_is_written(corpus, tmp_path):
+    for path in (corpus / "questions/validation").iterdir():
+        path.write_text("no question")
+    with pytest.raises(BnrnnError, match=r"questions/validation has no question that can be read: unpack the corpus"):
+        prepare_cnn_qa(tmp_path, corpus)
+    (corpus / "questions/validation/a.question").symlink_to("nowhere")
+    with pytest.raises(BnrnnError, match=r"a.question is damaged \(its link leads nowhere\): unpack it again"):
+        prepare_cnn_qa(tmp_path, corpus)
+    assert not (tmp_path / "cnn_qa/prepared").exists()
 
 
 def flip(path: Path) -> None:

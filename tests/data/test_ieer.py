@@ -102,6 +102,27 @@ def test_what_is_wrong_with_the_archive_is_named(small, tmp_path, monkeypatch):
         load_ieer(small)
 
 
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("Nobody is named here, so that nothing can be asked for.", "no questions for train"),
+        ("<b_enamex>" * 5000, "has [0-9,]+ letters or the word @entity, expected at most 40,000 letters without it"),
+        (f"{TEXT} @entity99999999999999 spoke.", "letters or the word @entity"),
+    ],
+)
+def test_texts_without_names_and_absurd_ones_are_named(small, text, wrong):
+    with zipfile.ZipFile(small / "ieer" / "ieer.zip", "w") as archive:
+        archive.writestr("ieer/APW_19980314", document("About the news", text) * 16)
+    with pytest.raises(BnrnnError, match=wrong):
+        IEERCloze(str(small))
+
+
+def test_passages_have_a_limit_of_their_words_in_all(small, monkeypatch):
+    monkeypatch.setattr(ieer, "MOST_WORDS", 100)
+    with pytest.raises(BnrnnError, match="passages of more than 100 words: fetch it again"):
+        IEERCloze(str(small))
+
+
 @pytest.mark.skipif("BNRNN_DATA" not in os.environ, reason="needs IE-ER in BNRNN_DATA")
 def test_the_real_newswire_gives_answerable_questions():
     with without_shape_checks():  # of each of two million words

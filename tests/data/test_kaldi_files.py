@@ -7,6 +7,7 @@ import kaldi_native_io
 import numpy as np
 import pytest
 
+from bnrnn.data import kaldi_files
 from bnrnn.data.kaldi_files import load_alignments, load_scp, shape
 from bnrnn.errors import BnrnnError
 
@@ -29,7 +30,7 @@ def test_no_name_and_no_list_runs_a_command(tmp_path, monkeypatch):
     assert not (tmp_path / "PWNED").exists()
 
 
-def test_every_damaged_alignment_is_named(tmp_path):
+def test_every_damaged_alignment_is_named(tmp_path, monkeypatch):
     path = tmp_path / "ali.1.ark"
     with kaldi_native_io.Int32VectorWriter(f"ark:{path}") as writer:
         writer.write("first", [1, 2, 3])
@@ -41,6 +42,11 @@ def test_every_damaged_alignment_is_named(tmp_path):
     for damaged in (*(content[:n] for n in range(1, len(content)) if n != whole), huge, b"\0" * 9, b"a x\n", b"a 1"):
         path.write_bytes(damaged)
         with pytest.raises(BnrnnError, match=r"ali.1.ark is not an archive of alignments \(.*: write it again with"):
+            load_alignments(tmp_path)
+    path.write_bytes(content)
+    with monkeypatch.context() as patch:
+        patch.setattr(kaldi_files, "MOST_STATES", 3)
+        with pytest.raises(BnrnnError, match=r"ali.1.ark is not an archive of alignments \(more than 3 states\)"):
             load_alignments(tmp_path)
     path.unlink()
     os.mkfifo(path)  # would block for ever

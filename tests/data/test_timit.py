@@ -86,6 +86,7 @@ def test_malformed_phone_and_wave_files_are_named():
         ("0 10 h#\n11 30 aa", r"a.phn, line 2: expected '10 END PHONE', END after 10, found '11 30 aa'"),
         ("0 10 h#\n10 10 aa", r"line 2: expected '10 "),
         ("0 ten h#", r"line 1: expected '0 "),
+        (f"0 {'9' * 5000} h#", r"line 1: expected '0 END PHONE'"),
         ("0 10 xx", r"line 1: phone 'xx' is unknown, expected one of TIMIT's 61"),
         ("", r"a.phn is empty"),
     ]:
@@ -96,6 +97,7 @@ def test_malformed_phone_and_wave_files_are_named():
         (wav(sound(800), rate=8000), r"1 channels of 16 bits at 8,000 Hz, expected 1 of 16 at 16,000"),
         (wav(sound(800), channels=2), r"2 channels"),
         (wav(sound(399)), r"399 samples, expected at least the 400 of one frame"),
+        (wav(sound(960_001)), r"960,001 samples, expected at least the 400 of one frame and at most 960,000"),
     ]:
         with pytest.raises(BnrnnError, match=message):
             read_wave(content, "a.wav")

@@ -4,12 +4,14 @@ The build takes seconds and is cached by source, flags and processor. The kernel
 calls: with torch's extension builder, compiling torch's headers would take half a minute.
 """
 
+import atexit
 import ctypes
 import hashlib
 import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -26,6 +28,7 @@ KERNELS = SCAN / "native/kernels.cpp"  # includes all others
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"]
 FLAGS += ["-shared", "-fPIC"]
 FLAGS += os.environ.get("BNRNN_CXXFLAGS", "").split()  # `make sanitize` builds with others
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def sources() -> list[Path]:
@@ -51,9 +54,40 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
+def cache_folder() -> Path:
+    """The folder of built libraries. As the XDG specification says, an empty or relative variable is ignored."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "bnrnn"
+
+
+def _own_folder(folder: Path) -> Path:
+    """The folder, made if it is missing, and closed for writing by others; for one of another user, a private one."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid == os.geteuid():
+        if found.st_mode & OTHERS_WRITE:
+            folder.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE)
+        return folder
+    private = Path(tempfile.mkdtemp(prefix="bnrnn-"))
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    LOG.warning("%s belongs to another user, so the kernels are built in %s for this process alone.", folder, private)
+    return private
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a library is a file of this user that no other user can write."""
+    found = path.lstat()
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & OTHERS_WRITE
+
+
 def _intact(folder: Path, key: str) -> Path | None:
-    """A library of the cache that was built from these sources and is what its name says; damaged ones are removed."""
+    """A library of the cache that was built from these sources and is what its name says; damaged ones are removed.
+
+    Libraries that belong to another user, or that others can write, are left out.
+    """
     for path in sorted(folder.glob(f"kernels-{key}-*.so")):
+        if not _is_own(path):
+            continue
         if _digest(path) == path.stem.rpartition("-")[2]:
             return path
         path.unlink(missing_ok=True)
@@ -62,7 +96,6 @@ def _intact(folder: Path, key: str) -> Path | None:
 
 def _build(command: str, folder: Path, key: str) -> Path:
     """The library, built. Its name ends with the hash of its content, by which `_intact` knows it again."""
-    folder.mkdir(parents=True, exist_ok=True)
     LOG.warning("Compiling the kernels for this processor, once, into %s: this takes up to a minute.", folder)
     with tempfile.TemporaryDirectory(dir=folder) as part:
         built = Path(part) / "kernels.so"
@@ -74,6 +107,7 @@ def _build(command: str, folder: Path, key: str) -> Path:
                 break
         else:
             raise BnrnnError(f"backend=cpu: {command} could not build its kernels: {run.stderr.strip()[:2000]}")
+        built.chmod(0o755)
         path = folder / f"kernels-{key}-{_digest(built)}.so"
         os.replace(built, path)  # several processes may build at once; each result is intact
         return path
@@ -87,8 +121,9 @@ def library() -> ctypes.CDLL:
         raise BnrnnError("backend=cpu needs a C++ compiler (g++ or clang++): install one, or use backend=reference")
     identity = [*(path.read_text() for path in sources()), *FLAGS, command, _processor()]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bnrnn"
+    folder = cache_folder()
     try:
+        folder = _own_folder(folder)
         path = _intact(folder, key) or _build(command, folder, key)
     except OSError as error:
         raise BnrnnError(f"backend=cpu: {folder} cannot be written ({error}): set XDG_CACHE_HOME") from error

@@ -16,6 +16,7 @@ import triton
 from triton.runtime.errors import TritonError
 
 from bnrnn.errors import BnrnnError
+from bnrnn.scan.native.build import cache_folder
 from bnrnn.system.files import write_json
 
 LOG = logging.getLogger("bnrnn")
@@ -173,9 +174,8 @@ def _time(measure: Callable[[Division], float], candidate: Division) -> float:
 
 def _path(name: str, processors: int) -> Path:
     """The file of a device of this name. Under MPS, a process may have only a share of its multiprocessors."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bnrnn"
     versions = "\0".join([name, str(processors), torch.__version__, triton.__version__, _kernels()])
-    return folder / f"divisions-{hashlib.sha256(versions.encode()).hexdigest()[:16]}.json"
+    return cache_folder() / f"divisions-{hashlib.sha256(versions.encode()).hexdigest()[:16]}.json"
 
 
 @cache
