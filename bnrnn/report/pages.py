@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bnrnn.config import ROOT
-from bnrnn.report import choosing_page, plots, readme, running_page
+from bnrnn.report import choosing_page, model_card, plots, readme, running_page
 from bnrnn.report.bench_page import render_brief, render_file, render_padded
 from bnrnn.report.claim_types import Analysis, PaperEntry, Table
 from bnrnn.report.claims import analysis_of, entries, entry_of, has_entry, papers, table_of
@@ -18,6 +18,7 @@ from bnrnn.report.tables import drawn, render, sections
 from bnrnn.report.verdicts import JudgedClaim, judge_claims
 from bnrnn.system.files import read_record
 from bnrnn.training.pairs import KINDS, fitting
+from bnrnn.training.released import MODELS
 
 RESULTS = ROOT / "results"
 WITH_BLOCKS = ("README.md", *(f"docs/{name}.md" for name in ("choosing", "data", "engines", "layer")),
@@ -77,6 +78,7 @@ def texts(evidence: Evidence) -> dict[Path, str]:
         pages |= claim_pages(claims, evidence, measured)
     pages[results / "README.md"] = render_index(measured, evidence)
     pages |= {path.with_suffix(".md"): render_file(path) for path in sorted((results / "bench").glob("*.json"))}
+    pages |= {path / "README.md": model_card.render(path, results) for path in sorted(results.glob(f"*/*/{MODELS}"))}
     for path in (path for pattern in WITH_BLOCKS for path in sorted(results.parent.glob(pattern))):
         pages[path] = BLOCK.sub(lambda m: f"{m[1]}{block(m[2], evidence, claims)}{m[3]}", path.read_text())
     return pages
@@ -132,6 +134,8 @@ def block(key: str, evidence: Evidence, claims: list[JudgedClaim]) -> str:
         return render_pairs()
     if key == "facts":
         return readme.render_facts(evidence)
+    if key == "table1":
+        return readme.render_table1(evidence)
     if key in measured_keys(evidence):  # an analysis with a table
         analysis: Any = analysis_of(key).module()
         return analysis.table(evidence.numbers(key))

@@ -9,6 +9,7 @@ from matplotlib.ticker import PercentFormatter
 from bnrnn.report.bench_page import render_ratio
 from bnrnn.report.claims import table_of, tables
 from bnrnn.report.evidence import BUDGET, Evidence
+from bnrnn.report.markdown import markdown
 from bnrnn.report.outcome import NOT_RUN
 from bnrnn.report.plots import named
 from bnrnn.report.run import Run
@@ -30,7 +31,8 @@ def render_facts(evidence: Evidence) -> str:
 def of_full_length(evidence: Evidence) -> list[Run]:
     """Finished and unfinished runs on permuted MNIST with the paper's number of updates, LSTM first."""
     runs = [run for run in evidence.runs(KEY) if run.budget == BUDGET] + evidence.unfinished(KEY)
-    return [run for run in runs if run.overrides["data"] == DATA and not run.stale]
+    of_data = [run for run in runs if run.overrides["data"] == DATA and not run.stale]
+    return sorted(of_data, key=lambda run: table_of(KEY).row_names.index(run.overrides["model"]))
 
 
 def curve_in_words(runs: list[Run]) -> str:
@@ -52,6 +54,15 @@ def curve_in_words(runs: list[Run]) -> str:
                 f"{low:,} to {high:,}"
             )
     return f"Validation accuracy on permuted MNIST, one run each: {'; '.join(parts)}."
+
+
+def render_table1(evidence: Evidence) -> str:
+    """The cells of Table 1 of Cooijmans et al. with a published number: the paper's test accuracy, and ours."""
+    table, rows = table_of(KEY), []
+    for row, col, *numbers in published_rows(table, table.published[0], evidence.runs(KEY)):
+        if col.strip("`") in ("smnist", DATA):  # the other columns are our variants of the second one
+            rows.append([f"{named('model', row.strip('`'))}, {named('data', col.strip('`'))}", *numbers])
+    return markdown(["Table 1, test accuracy in %", "the paper", "ours", "difference", "verdict"], rows)
 
 
 def published_in_words(evidence: Evidence) -> str:

@@ -11,6 +11,7 @@ from bnrnn.report.markdown import NONE, markdown, spread
 from bnrnn.report.outcome import CONTRADICTED, HOLDS, LEAST_PAIRS, NOT_RUN, within
 from bnrnn.report.run import Run, group, marked, with_footnote
 from bnrnn.report.run_tables import render_scores, render_summary, render_unfinished
+from bnrnn.training.released import MODELS
 
 
 def render(key: str, evidence: Evidence) -> str:
@@ -27,6 +28,10 @@ def render(key: str, evidence: Evidence) -> str:
     parts += [f"![{figure.title}]({figure.figure}.png)\n" for figure in figures]
     if any("test/bleu4" in run.result.metrics for run in runs):
         parts.append(f"## Scores of captions\n\n{render_scores(runs)}")
+    if (evidence.folder / key / MODELS).exists():
+        parts.append(
+            f"[Trained models]({table.name}/{MODELS}/README.md) of finished runs can be loaded in three lines.\n"
+        )
     if unfinished:
         parts.append(f"## Unfinished runs\n\n{render_unfinished(unfinished)}")
     parts.append(f"## All finished runs\n\n{render_summary(runs)}")

@@ -22,6 +22,7 @@ from bnrnn.training.results import FILE, Result
 
 FORMAT = "bnrnn released model 1"
 ABOUT = ("overrides", "config", "metrics", "updates", "best_update", "commits", "data")  # entries of the result
+MODELS = "models"  # the folder of released models in that of an experiment
 STATISTICS = ("pop_mean", "pop_var")
 REMEDY = "restore it with git"
 
@@ -45,7 +46,7 @@ def release(run_dir: Path, path: Path) -> None:
 def released_path(folder: Path, overrides: dict[str, str]) -> Path:
     """Where the released model of a run is stored, below the folder of its experiment."""
     name = "-".join(f"{'seed' if key == 'seed' else ''}{value}" for key, value in overrides.items())
-    return folder / "models" / f"{name.replace('/', '_')}.safetensors"
+    return folder / MODELS / f"{name.replace('/', '_')}.safetensors"
 
 
 def about(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from bnrnn.report.site import api, claims_table, front, gallery, notebook, progr
 from bnrnn.report.site.experiment import render_page, rendered, runs_of
 from bnrnn.report.verdicts import judge_claims
 from bnrnn.system.files import write_text
+from bnrnn.training.released import MODELS
 
 FIGURES = (".png", ".svg")
 NOTEBOOK = "examples/gamma"
@@ -60,7 +61,7 @@ def write(folder: Path, evidence: Evidence, with_plot: Collection[str]) -> None:
     contents = {
         "Using the layers": [*FIRST, "api/index"],
         "Results": ["results/README", "results/claims", *of_papers, "results/runs", "gallery", programs.KEY,
-                    *benchmarks],
+                    *benchmarks, *(name for name in documents if f"/{MODELS}/" in name)],
         "The repository": [name for name in documents if name not in FIRST and not name.startswith("results")],
     }  # fmt: skip
     navigation = [TOCTREE.format(caption=k, entries="\n".join(v)) for k, v in contents.items()]
@@ -70,7 +71,8 @@ def write(folder: Path, evidence: Evidence, with_plot: Collection[str]) -> None:
 def copy_documents(folder: Path) -> list[str]:
     """Copy the documents that people write, and return their names without ending."""
     names = []
-    for pattern in ("docs/*.md", "experiments/*/notes.md", "CONTRIBUTING.md", "CHANGELOG.md", "results/bench/*.md"):
+    written = ("docs/*.md", "experiments/*/notes.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    for pattern in (*written, "results/bench/*.md", f"results/*/*/{MODELS}/README.md"):
         for path in sorted(ROOT.glob(pattern)):
             name = path.relative_to(ROOT)
             write_text(folder / name, path.read_text())
