@@ -1,6 +1,7 @@
 """The cluster's command and its tasks, with small programs for Slurm's. test_slurm.py uses a real Slurm."""
 
 import errno
+import io
 import os
 import re
 import signal
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
-from bnrnn.commands import cluster, slurm
+from bnrnn.commands import cluster, live, slurm
 from bnrnn.commands.cluster import NEVER, describe, launcher_options, render_status, submissions, sweeps, wait
 from bnrnn.commands.slurm import Queued, Task, folder_of, is_preempted, queued
 from bnrnn.commands.workers import run_team
@@ -206,6 +208,23 @@ def test_waiting_ends_when_no_worker_is_left_and_lists_what_is_not_finished(tmp_
     assert of_failed == f"failed: {failed.title}: no data (log: {os.path.relpath(failed.folder)}/run.log)"
     assert last == "1 of 3 finished, 1 failed, 1 left; no worker is left: submit again to resume"
     assert not left.folder.exists()
+
+
+@pytest.mark.parametrize("models", ["lstm,captioner/lstm", "captioner/lstm,lstm", "captioner/lstm"])
+def test_a_model_in_a_folder_of_models_has_the_same_sweep(tmp_path, monkeypatch, models):
+    cells = cells_in(tmp_path, f"model={models}", "seed=0")
+    assert {cell.sweep_folder for cell in cells} == {tmp_path / "quickstart/smoke"}
+    assert folder_of(cells) == tmp_path / "quickstart/smoke/slurm"
+    looked = []
+    for module in (cluster, live):
+        monkeypatch.setattr(module, "load_known", lambda folder: looked.append(folder) or [])
+    render_status(cells)
+    live.Live(cells, 0.0, Console(file=io.StringIO(), force_terminal=True)).refresh()
+    assert looked == [tmp_path / "quickstart"] * 2
+    monkeypatch.setattr(slurm, "check_locks", lambda folder: looked.append(folder))
+    monkeypatch.setattr(slurm, "run_team", lambda *_: [])
+    Task([], 1, 0.0, 1.0, 3)._work(cells)
+    assert looked[2:] == [tmp_path / "quickstart/smoke"]
 
 
 def test_a_run_that_failed_before_the_submission_is_not_over(tmp_path):
