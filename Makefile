@@ -159,7 +159,7 @@ campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml); d
 	$(PYTHON) -m bnrnn.commands.campaign hours=$(HOURS) jobs=$(JOBS) $(if $(DEVICE),device=$(DEVICE)) out_dir=$(OUT) $(ARGS)
 
 status: setup  ## list the campaign's runs and those of submitted sweeps: finished, running and left, and the time left
-	@$(PYTHON) -m bnrnn.commands.campaign status out_dir=$(OUT) $(ARGS)
+	@$(PYTHON) -m bnrnn.commands.campaign status out_dir=$(OUT) $(if $(SINCE),since=$(SINCE)) $(ARGS)
 	@$(PYTHON) -m bnrnn.commands.cluster status out_dir=$(OUT)
 
 status-%: setup  ## list the runs of reproduce-NAME: finished, running, queued, begun or failed, and the time left

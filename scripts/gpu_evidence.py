@@ -1,6 +1,6 @@
 """All that someone with a GPU for half an hour can measure, in one command: `make gpu-evidence HOURS=0.5`.
 
-python scripts/gpu_evidence.py hours=0.5 [device=cuda] [out_dir=evidence] [file=conf/campaign_gpu.yaml]
+python scripts/gpu_evidence.py hours=0.5 [jobs=8] [device=cuda] [out_dir=evidence] [file=conf/campaign_gpu.yaml]
 
 Tells what works (bnrnn-doctor), times the layers (scripts/bench.py), and spends the rest of the time on a campaign
 (bnrnn-campaign). All that is measured lies in one folder, which can be carried to another machine: the reports, the
@@ -34,6 +34,7 @@ class Options:
     """The options of the command line."""
 
     hours: float = 0.5
+    jobs: int = 8  # runs that share the GPU
     device: str = "cuda"
     out_dir: Path = Path("evidence")
     file: Path = ROOT / "conf" / "campaign_gpu.yaml"
@@ -60,10 +61,10 @@ def steps(options: Options, begun: float) -> Iterator[Step]:
         bench += ["--precision", precision, "--out-dir", str(out / "bench" / precision)]
         yield Step(f"bench-{precision}", bench, BENCH * total)
     left = total - (time.monotonic() - begun) - STOPPING
-    given = [f"hours={max(left, 1.0) / 3600:.4f}", f"file={options.file}", f"out_dir={out / 'results'}"]
-    device = [f"device={options.device}"]
-    yield Step("campaign", [*python, "bnrnn.commands.campaign", *given, *device], left + STOPPING)
-    yield Step("compress", [*python, "bnrnn.commands.campaign", "compress", *given[1:]], PATIENCE)
+    campaign, given = [*python, "bnrnn.commands.campaign"], [f"file={options.file}", f"out_dir={out / 'results'}"]
+    how = [f"hours={max(left, 1.0) / 3600:.4f}", f"jobs={options.jobs}", f"device={options.device}"]
+    yield Step("campaign", [*campaign, *how, *given], left + STOPPING)
+    yield Step("compress", [*campaign, "compress", *given], PATIENCE)
 
 
 def run(step: Step, folder: Path) -> str:
@@ -109,9 +110,11 @@ def parse(arguments: list[str]) -> Options:
         try:
             setattr(options, key, type(getattr(options, key))(value))
         except ValueError:
-            raise BnrnnError(f"{argument} is not valid: expected a number of hours, such as hours=0.5") from None
+            raise BnrnnError(f"{argument} is not valid: expected a number, such as hours=0.5 or jobs=8") from None
     if not 0 < options.hours < 1000:
         raise BnrnnError(f"hours={options.hours} is not valid: expected a number of hours above 0, such as hours=0.5")
+    if options.jobs < 1:
+        raise BnrnnError(f"jobs={options.jobs} is not valid: expected the number of runs at a time, such as jobs=8")
     if options.device not in ("cuda", "cpu"):
         raise BnrnnError(f"device={options.device} is not valid: use cuda, or cpu to rehearse")
     if not options.file.is_file():

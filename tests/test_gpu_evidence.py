@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bnrnn.errors import BnrnnError
-from scripts import gpu_evidence as evidence
+from scripts import gpu_evidence
 from scripts.gpu_evidence import Options, Step, parse, run, steps
 from tests.helpers import forked
 
@@ -28,13 +28,14 @@ def test_the_campaign_gets_what_the_other_steps_leave_of_the_time():
     hours = float(found["campaign"].command[3].removeprefix("hours="))
     assert 3600 * hours == pytest.approx(1800 - 600 - 60, abs=2)
     assert "out_dir=evidence/results" in found["campaign"].command
-    assert "device=cuda" in found["campaign"].command
+    assert {"device=cuda", "jobs=8"} <= set(found["campaign"].command)
+    assert "jobs=8" not in found["compress"].command
     rehearsed = {step.name: step for step in steps(Options(device="cpu"), begun)}
     assert "bench-tf32" not in rehearsed and "device=cpu" in rehearsed["campaign"].command
 
 
 def test_a_step_that_fails_or_hangs_is_noted(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(evidence, "PATIENCE", 0.2)
+    monkeypatch.setattr(gpu_evidence, "PATIENCE", 0.2)
     ended = run(Step("fails", python("print('a line'); raise SystemExit(3)"), 60.0), tmp_path)
     assert ended.startswith("fails: exit status 3, ")
     assert (tmp_path / "fails.log").read_text() == "a line\n" and "a line\n" in capfd.readouterr().out
@@ -46,9 +47,9 @@ def test_a_step_that_fails_or_hangs_is_noted(tmp_path, monkeypatch, capfd):
 
 def test_all_steps_are_listed_also_after_one_has_failed(tmp_path, monkeypatch):
     given = [Step("first", python("raise SystemExit(1)"), 60.0), Step("second", python("pass"), 60.0)]
-    monkeypatch.setattr(evidence, "steps", lambda options, begun: iter(given))
-    monkeypatch.setattr(sys, "argv", ["bnrnn-evidence", f"out_dir={tmp_path}/new", "device=cpu"])
-    evidence.cli()
+    monkeypatch.setattr(gpu_evidence, "steps", lambda options, begun: iter(given))
+    monkeypatch.setattr(sys, "argv", ["gpu_evidence.py", f"out_dir={tmp_path}/new", "device=cpu"])
+    gpu_evidence.cli()
     lines = (tmp_path / "new/summary.txt").read_text().splitlines()
     assert [line.partition(",")[0] for line in lines] == ["first: exit status 1", "second: exit status 0"]
 
@@ -57,13 +58,13 @@ def test_all_steps_are_listed_also_after_one_has_failed(tmp_path, monkeypatch):
 def test_a_signal_stops_the_program_that_runs(tmp_path, monkeypatch, number, status):
     code = f"import time; open({str(tmp_path / 'pid')!r}, 'w').write(str(__import__('os').getpid())); time.sleep(99)"
 
-    monkeypatch.setattr(evidence, "steps", lambda options, begun: iter([Step("slow", python(code), 99.0)]))
-    monkeypatch.setattr(sys, "argv", ["bnrnn-evidence", f"out_dir={tmp_path}", "device=cpu"])
+    monkeypatch.setattr(gpu_evidence, "steps", lambda options, begun: iter([Step("slow", python(code), 99.0)]))
+    monkeypatch.setattr(sys, "argv", ["gpu_evidence.py", f"out_dir={tmp_path}", "device=cpu"])
 
     def begin() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it
-        evidence.cli()
+        gpu_evidence.cli()
 
     process = forked(begin)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
@@ -79,10 +80,14 @@ def test_a_signal_stops_the_program_that_runs(tmp_path, monkeypatch, number, sta
     ("argument", "message"),
     [
         ("hours=0", "hours=0.0 is not valid: expected a number of hours above 0"),
-        ("hours=soon", "hours=soon is not valid: expected a number of hours"),
+        ("hours=soon", "hours=soon is not valid: expected a number"),
+        ("jobs=0", "jobs=0 is not valid: expected the number of runs at a time"),
         ("device=tpu", "device=tpu is not valid: use cuda, or cpu to rehearse"),
         ("file=none.yaml", "file=none.yaml does not exist"),
-        ("jobs=2", "jobs=2 is no option of scripts/gpu_evidence.py: use hours=..., device=..., out_dir=..., file=..."),
+        (
+            "job=2",
+            "job=2 is no option of scripts/gpu_evidence.py: use hours=..., jobs=..., device=..., out_dir=..., file=...",
+        ),
     ],
 )
 def test_bad_input_is_refused(argument, message):

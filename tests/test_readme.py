@@ -116,8 +116,8 @@ def test_there_is_something_to_check():
     for part in (
         "make reproduce-",
         "bnrnn.train",
-        "bnrnn.commands.prepare",
-        "bnrnn.commands.campaign",
+        "bnrnn-prepare",
+        "bnrnn-campaign",
         "scripts/caption.py",
     ):
         assert any(part in command for command in COMMANDS), part

@@ -17,7 +17,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from bnrnn.training.pack import Run
 
 from bnrnn.commands import campaign
 from bnrnn.config import ROOT, compose_config
@@ -26,7 +25,7 @@ from bnrnn.inputs import Batch
 from bnrnn.metrics import has_java
 from bnrnn.report.trained import load_trained
 from bnrnn.system.locks import LOCK, Locked, is_being_trained
-from bnrnn.train import cli, named_overrides, train, train_pack
+from bnrnn.train import cli, named_overrides, train
 from bnrnn.training import checkpoint
 from bnrnn.training.cells import Cell
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
@@ -460,10 +459,6 @@ def test_a_save_that_fails_after_a_signal_is_told(tmp_path, monkeypatch, capsys,
             interrupt_at(1, short("model=lstm"), tmp_path / "alone", number)
         assert capsys.readouterr().err == "error: no room\n"
         assert "ended by an error: no room" in (tmp_path / "alone/run.log").read_text()
-        monkeypatch.setattr("bnrnn.train.train", lambda *run: setattr(run[-1], "received", number) or full())
-        with pytest.raises(Interrupted):
-            train_pack([Run(short("model=lstm"), tmp_path, {}, "")])
-        assert capsys.readouterr().err == "error: no room\n"
     finally:
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), previous, strict=True):
             signal.signal(number, handler)

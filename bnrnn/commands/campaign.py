@@ -1,7 +1,8 @@
 """Trains missing runs for a given time, the most valuable first, in the order of conf/campaign.yaml.
 
 bnrnn-campaign hours=3 jobs=2        train with two workers for three hours; run it again to resume
-bnrnn-campaign status                print which runs are finished, running and left; measure nothing
+bnrnn-campaign status                print which runs are finished, running and left; measure nothing. With
+                                     since=2026-11-24T09:00 also how many core hours were kept since then
 bnrnn-campaign work                  run one worker until no run is left
 bnrnn-campaign compress              compress small checkpoints of unfinished runs, so they can be committed
 
@@ -19,9 +20,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from bnrnn.commands.kept import render_kept
 from bnrnn.commands.status import render
 from bnrnn.commands.workers import MENDABLE, STOPPED, may_be_replaced, run_worker, was_killed
 from bnrnn.config import ROOT
@@ -127,13 +130,18 @@ def compress(options: Options) -> None:
             say(f"{name}: " + ("compressed" if small else f"more than {LARGEST:,} bytes, not compressed"))
 
 
+def _time(text: str) -> float:
+    """Seconds since 1970, given as such or as a date and time."""
+    return float(text) if text.replace(".", "").isdecimal() else datetime.fromisoformat(text).timestamp()
+
+
 def parse(arguments: list[str]) -> Options:
     """The options of the command line. Raises BnrnnError for unknown commands and options, and for wrong values."""
     command = arguments[0] if arguments and "=" not in arguments[0] else "train"
     own = {
         "train": ("hours", "jobs", "device"),
         "work": ("lane", "device", "parent", "since"),
-        "status": (),
+        "status": ("since",),
         "compress": (),
     }
     if command not in own:
@@ -146,7 +154,7 @@ def parse(arguments: list[str]) -> Options:
         "file": (Path, lambda v: v.is_file(), "a file that exists, such as file=conf/campaign.yaml"),
         "out_dir": (Path, lambda v: not v.is_file(), "a folder, such as out_dir=results"),
         "parent": (int, lambda v: v > 0, "the number of a process"),
-        "since": (float, lambda v: 0 <= v < math.inf, "a time in seconds since 1970"),
+        "since": (_time, lambda v: 0 <= v < math.inf, "a time, such as since=2026-11-24T09:00"),
     }
     options = Options(command)
     for argument in arguments[command != "train" :]:
@@ -172,6 +180,8 @@ def main() -> None:
     options = parse(sys.argv[1:])
     if options.command == "status":
         print(render(load_entries(options.file, options.out_dir), options.out_dir), end="")
+        if any(argument.startswith("since=") for argument in sys.argv):
+            print(render_kept(options.out_dir, datetime.fromtimestamp(options.since)))
     elif options.command == "compress":
         compress(options)
     else:

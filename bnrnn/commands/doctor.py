@@ -62,6 +62,14 @@ def gpu() -> Iterator[Finding]:
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
         yield OK, f"{about.name}, {about.total_memory / 2**30:.0f} GiB, compute capability {about.major}.{about.minor}"
+    yield shared_by_processes()
+
+
+def shared_by_processes() -> Finding:
+    """Whether NVIDIA's Multi-Process Service runs, with which the kernels of several processes run at the same time."""
+    if Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists():
+        return OK, "NVIDIA MPS: the runs of JOBS=8 share the GPU"
+    return MISSING, "NVIDIA MPS, without which the runs of JOBS=8 take turns on the GPU: see docs/cluster.md"
 
 
 def engines(device: torch.device) -> Iterator[Finding]:

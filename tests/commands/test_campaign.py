@@ -12,19 +12,19 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from bnrnn.commands import campaign
+from bnrnn.commands import campaign, workers
 from bnrnn.commands.campaign import Options, in_order, parse, run_campaign
+from bnrnn.commands.status import render
 from bnrnn.commands.workers import work
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.system import processes
 from bnrnn.system.locks import LOCK, is_being_trained
 from bnrnn.train import train
-from bnrnn.training import workers
 from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.failures import failure
 from bnrnn.training.log import read_jsonl
-from bnrnn.training.progress import FIELDS, load_entries, load_known, render, total_updates
+from bnrnn.training.progress import FIELDS, load_entries, load_known, total_updates
 from bnrnn.training.results import Result
 from tests.test_config import EXPERIMENTS
 from tests.test_train import interrupt_at, without_time
@@ -134,13 +134,15 @@ def test_a_folder_may_have_an_apostrophe_in_its_name(tmp_path):
     assert cell.folder.is_relative_to(tmp_path / "o'b/results") and cell.cfg.out_dir == str(tmp_path / "o'b/results")
 
 
-def test_one_worker_begins_with_the_long_runs_and_the_others_leave_them_for_last(tmp_path):
-    options = write(tmp_path, entry("model=lstm"), entry("model=bn_lstm", lane="long"), entry("data=digits", seeds="1"))
+def test_workers_train_the_entries_of_the_other_lane_last(tmp_path):
+    given = [entry("model=lstm"), entry("model=bn_lstm", lane="long"), entry("model=lstm", seeds="1", lane="short"),
+             entry("model=lstm", seeds="2")]  # fmt: skip
+    options = write(tmp_path, *given)
     titles = {lane: [c.title for c in in_order(load_entries(options.file, options.out_dir), lane)]
               for lane in ("", "long", "short")}  # fmt: skip
-    first, long, *last = titles[""]
-    assert titles["long"] == [long, first, *last]
-    assert titles["short"] == [first, *last, long]
+    first, long, short, last = titles[""]
+    assert titles["long"] == [first, long, last, short]
+    assert titles["short"] == [first, short, last, long]
 
 
 @pytest.mark.slow
@@ -212,11 +214,10 @@ def test_a_worker_that_is_killed_in_a_run_is_replaced_and_the_second_time_the_ru
     bad, good = cells_of(options)
 
     def start_worker(given: Options, lane: str) -> subprocess.Popen:
-        assert given.alone == ((bad.folder,) if started else ())
         code = f"""
 import os, signal
 from pathlib import Path
-from bnrnn.training import workers
+from bnrnn.commands import workers
 from bnrnn.commands.campaign import Options, in_order
 from bnrnn.training.progress import load_entries
 from bnrnn.train import train
@@ -367,35 +368,21 @@ def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
         (["hours=-1"], "hours=-1 is not valid"),
         (["hours=0"], "hours=0 is not valid"),
         (["hours=1", "jobs=0"], "jobs=0 is not valid: expected a number of workers"),
-        (["hours=1", "pack=0"], "pack=0 is not valid: expected a number of runs that train together, such as pack=8"),
         (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not valid: expected a file that exists"),
         (
             ["hours=1", "gobs=2"],
-            "gobs=2 is not an option of `train`: use hours=..., jobs=..., pack=..., device=..., file=..., out_dir=...",
+            "gobs=2 is not an option of `train`: use hours=..., jobs=..., device=..., file=..., out_dir=...",
         ),
         (["jobs=1"], "hours=... is missing"),
         (["stats"], "stats is not a command of bnrnn-campaign: use hours=3 jobs=2, status, work or compress"),
-        (["status", "hours=1"], "hours=1 is not an option of `status`: use file=..., out_dir=..."),
+        (["status", "hours=1"], "hours=1 is not an option of `status`: use since=..., file=..., out_dir=..."),
+        (["status", "since=today"], "since=today is not valid: expected a time, such as since=2026-11-24T09:00"),
     ],
 )
 def test_an_impossible_option_is_named(arguments, message):
     with pytest.raises(BnrnnError) as caught:
         parse(arguments)
     assert message in str(caught.value)
-
-
-def test_a_campaign_hands_the_size_of_its_packs_to_its_workers(monkeypatch):
-    commands = []
-    monkeypatch.setattr(campaign.subprocess, "Popen", lambda command, **options: commands.append(command))
-    for given in ([], ["pack=4"]):
-        campaign._start(parse(["hours=1", *given]), "long")
-    worked = [parse(command[command.index("work") :]) for command in commands]
-    assert [options.pack for options in worked] == [None, 4] and {options.lane for options in worked} == {"long"}
-    sizes = []
-    monkeypatch.setattr(campaign, "run_worker", lambda cells, since, parent, pack, alone: sizes.append(pack) or 0)
-    monkeypatch.setattr(campaign, "load_entries", lambda *_: [])
-    monkeypatch.setattr(os, "setpriority", lambda *_: None)
-    assert campaign.run_nicely(worked[1]) == 0 and sizes == [4]
 
 
 @pytest.mark.parametrize(
@@ -406,7 +393,7 @@ def test_a_campaign_hands_the_size_of_its_packs_to_its_workers(monkeypatch):
         (entry(seeds="0-3"), "entry 1 has seeds: '0-3', expected such as"),
         (entry(claims="C2"), "entry 1 has claims: 'C2', expected a list"),
         (entry(hours=0), "entry 1 has hours: 0, expected a number above 0"),
-        (entry(lane="short"), "entry 1 has lane: 'short', expected long"),
+        (entry(lane="wide"), "entry 1 has lane: 'wide', expected long or short, or left out"),
         (entry("seed=3"), "entry 1 has the override seed=3: use the key"),
         (entry("model"), "entry 1: "),
         (

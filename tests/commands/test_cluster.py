@@ -13,7 +13,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from bnrnn.commands import cluster, live, slurm
+from bnrnn.commands import cluster, live, slurm, workers
 from bnrnn.commands.cluster import NEVER, describe, launcher_options, render_status, submissions, sweeps, wait
 from bnrnn.commands.slurm import Queued, Task, folder_of, is_preempted, queued
 from bnrnn.commands.workers import run_team
@@ -23,7 +23,6 @@ from bnrnn.system import locks as lock
 from bnrnn.system.files import write_json
 from bnrnn.system.locks import NoLocks, check_locks, is_being_trained, locked
 from bnrnn.train import train
-from bnrnn.training import workers
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.failures import failure, record_failure
 from bnrnn.training.results import Result
@@ -101,15 +100,13 @@ def test_a_submission_has_the_configured_resources_and_its_workers_train_every_c
     ]
 
 
-def test_a_pack_needs_one_worker_for_its_runs(tmp_path, monkeypatch):
+def test_there_are_no_more_workers_than_runs_need(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(cluster, "_sbatch", lambda task, workers, *_: asked.append(workers) or "7")
     sweep = [*TINY, "model=lstm", "seed=0,1,2,3", f"out_dir={tmp_path}"]
-    for size in ("1", "4", "3", "null"):
-        cluster.submit([*sweep, f"pack={size}"])
-    assert asked == [4, 1, 2, 4]
-    with pytest.raises(BnrnnError, match="pack must be at least 1, got 0"):
-        cluster.submit([*sweep, "pack=0"])
+    for jobs in ("1", "3", "8"):
+        cluster.submit([*sweep, f"hydra.launcher.jobs={jobs}"])
+    assert asked == [4, 2, 1]
 
 
 def test_every_option_is_in_the_file_and_an_unknown_one_is_an_error(tmp_path):
@@ -295,7 +292,7 @@ def test_a_killed_worker_is_replaced_and_a_run_that_kills_it_twice_has_failed(tm
     assert run_team(cells, 0.0, 1, Stop()) == [0]
     assert (bad.folder / "deaths").read_text() == "xx"
     assert failure(bad.folder) == (
-        "its process was killed by SIGKILL, and another ended before: if memory is short, use a smaller JOBS, PACK or "
+        "its process was killed by SIGKILL, and another ended before: if memory is short, use a smaller JOBS or "
         "batch_size"
     )
     assert Result.read(good.folder / "result.json").status == "finished"

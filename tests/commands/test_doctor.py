@@ -100,3 +100,10 @@ def test_the_exit_status_says_whether_anything_is_wrong(tmp_path, monkeypatch, c
     with pytest.raises(SystemExit) as ended:
         doctor.cli()
     assert ended.value.code == 1 and capsys.readouterr().out.endswith("1 wrong: see above\n")
+
+
+def test_it_says_whether_several_processes_can_use_a_gpu_at_the_same_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert doctor.shared_by_processes()[0] == MISSING
+    (tmp_path / "control").touch()
+    assert doctor.shared_by_processes()[0] == OK

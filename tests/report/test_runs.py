@@ -12,6 +12,7 @@ from bnrnn.report.claims import load_claim
 from bnrnn.report.runs import load_runs, longest, run_files
 from bnrnn.report.trained import trained_runs
 from bnrnn.system.files import read_record, write_record
+from bnrnn.training import states
 from bnrnn.training.cells import expand
 from bnrnn.training.checkpoint import MODEL
 from bnrnn.training.results import FILE, Result, config_record
@@ -306,8 +307,8 @@ def test_a_damaged_configuration_is_an_error_and_makes_no_result_stale(tmp_path,
     def broken(*overrides):
         raise BnrnnError("a file is damaged")
 
-    monkeypatch.setattr(runs, "_recipe", broken)
-    monkeypatch.setattr(runs, "check_files", broken)
+    monkeypatch.setattr(states, "_recipe", broken)
+    monkeypatch.setattr(states, "check_files", broken)
     with pytest.raises(BnrnnError, match="a file is damaged"):
         load_runs(key, tmp_path)
 

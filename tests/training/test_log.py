@@ -235,17 +235,13 @@ def test_it_is_quiet_where_there_is_no_terminal(tmp_path, capsys):
     assert captured.err == ""
 
 
-@pytest.mark.parametrize(
-    ("terminal", "variable", "runs", "shown"),
-    [(True, "", 1, True), (False, "", 1, False), (True, "1", 1, False), (True, "", 2, False)],
-)
+@pytest.mark.parametrize(("terminal", "variable", "shown"), [(True, "", True), (False, "", False), (True, "1", False)])
 def test_a_progress_bar_is_shown_in_a_terminal_unless_others_would_fight_for_its_line(
-    tmp_path, monkeypatch, terminal, variable, runs, shown
+    tmp_path, monkeypatch, terminal, variable, shown
 ):
     screen = io.StringIO()
     monkeypatch.setattr(screen, "isatty", lambda: terminal, raising=False)
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr(log, "group_size", lambda: runs)
     monkeypatch.setenv("TQDM_DISABLE", variable)
     with RunLog(tmp_path, "[run 1 of 2]") as run_log:
         assert list(run_log.track("abc", 3, "validation")) == ["a", "b", "c"]
