@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -185,9 +187,8 @@ def test_waiting_ends_when_no_worker_is_left_and_lists_what_is_not_finished(tmp_
     write_json(folder / "7.json", {"arguments": [], "since": 0.0, "workers": 1})
     (folder / "7_0_0_log.out").write_text("begun\nstopped by someone\nsrun: error: n1: task 0: Exited\n")
     record_failure(failed.folder, "no data")
-    answers = iter(
-        [BnrnnError("squeue does not answer (down)"), [Queued("7", "7_0", "RUNNING", "None", "n1")], [], [], []]
-    )
+    silent, running = BnrnnError("squeue does not answer (down)"), [Queued("7", "7_0", "RUNNING", "None", "n1")]
+    answers = iter([silent, running, [], [], silent, [], [], running, [], [], []])  # three without a worker are the end
 
     def asked(jobs):
         assert set(jobs) == {"7"}
@@ -198,7 +199,7 @@ def test_waiting_ends_when_no_worker_is_left_and_lists_what_is_not_finished(tmp_
 
     monkeypatch.setattr(cluster, "queued", asked)
     capsys.readouterr()
-    assert wait(cells) == 1
+    assert wait(cells) == 1 and list(answers) == []
     first, ended, of_failed, last = capsys.readouterr().out.splitlines()
     assert first.endswith("1 of 3 finished, 1 failed, 1 left; squeue does not answer (down)")
     assert ended.endswith("slurm/7_0_0_log.out ends with: stopped by someone")
@@ -346,6 +347,22 @@ def test_a_folder_that_cannot_be_read_does_not_end_the_worker(tmp_path, monkeypa
     assert workers.run_worker(cells, 0.0) == 1
     assert Result.read(good.folder / "result.json").status == "finished" and not bad.folder.exists()
     assert capfd.readouterr().out.count("passed over, because its folder cannot be read") == 1
+
+
+def test_a_worker_of_a_team_that_does_not_stop_is_killed_after_a_while(tmp_path, monkeypatch):
+    stop, begun = SimpleNamespace(received=None), tmp_path / "begun"
+
+    def train_deafly(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        begun.touch()
+        time.sleep(900)
+
+    def look():
+        stop.received = signal.SIGTERM if begun.exists() else None
+
+    monkeypatch.setattr(workers, "train", train_deafly)
+    monkeypatch.setattr(workers, "PATIENCE", 0.2)
+    assert run_team(cells_in(tmp_path, "seed=0"), 0.0, 1, stop, look) == [-signal.SIGKILL]
 
 
 def test_a_worker_that_is_killed_between_runs_is_not_replaced(tmp_path, monkeypatch):
