@@ -157,9 +157,9 @@ def run_team(
 ) -> list[int]:  # fmt: skip
     """Run several workers, and return their exit statuses. A signal that `stop` receives stops all of them.
 
-    A worker that does not stop within PATIENCE is killed. The workers are forks of this process, so that starting them costs
-    nothing. A worker that dies before is replaced. The new one resumes the interrupted run. If that dies too, the run
-    counts as failed: one that needs too much memory must not stop the others.
+    A worker that does not stop within PATIENCE is killed. The workers are forks of this process, so that starting them
+    costs nothing. A worker that dies before is replaced. The new one resumes the interrupted run. If that dies too, the
+    run counts as failed: one that needs too much memory must not stop the others.
 
     Args:
         look: called several times a second.
