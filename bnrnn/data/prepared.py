@@ -117,7 +117,7 @@ def load_prepared(
     elif wrong := sorted(dict(known["sha256"].items() ^ _checksums(folder).items())):
         problem = f"is damaged: {', '.join(wrong)} and {CHECKSUMS} do not agree"
     elif sources not in (None, known["sources"]):
-        problem = f"was prepared from other files than {given}"
+        problem = f"was, as its {CHECKSUMS} says, prepared from other files than {given}"
     else:
         return DatasetDict.load_from_disk(str(folder), keep_in_memory=False)
     raise BnrnnError(f"{folder} {problem}. Delete it and run {command}")

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from hydra.errors import HydraException
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from bnrnn.config import CONF, checking_files, compose_config
@@ -155,7 +155,8 @@ def _rule_of_owner(tree: dict[str, Any], key: str) -> Rule | None:
 def _signature(target: str) -> dict[str, Any]:
     """The types of the arguments of a class or function; {} if it cannot be found, which building it will report."""
     try:
-        found: Any = get_object(target)
+        module, _, name = target.rpartition(".")
+        found: Any = getattr(import_module(module), name)
         return get_type_hints(found.__init__ if isinstance(found, type) else found)
     except Exception:
         return {}

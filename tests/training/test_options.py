@@ -156,3 +156,26 @@ def test_null_is_refused_where_a_class_does_not_take_it():
         with pytest.raises(BnrnnError, match="is not valid: expected"):
             check_options(composed(override))
     check_options(composed("model.embedding_size=null", "model.init=null"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("budget.updates=2.5", "budget.updates=2.5 is not valid: expected a whole number from 1, or null"),
+        ("budget.updates=-3", "budget.updates=-3 is not valid"),
+        ("budget.eval_every=0", "budget.eval_every=0 is not valid"),
+        ("batch_size=0", "batch_size=0 is not valid: expected a whole number from 1"),
+        ("num_threads=100000", "num_threads=100000 is not valid: expected a whole number from 1 to 512"),
+        ("seed=abc", "seed=abc is not valid: expected a whole number from 0"),
+        ("checkpoint_seconds=abc", "checkpoint_seconds=abc is not valid: expected a number from 0"),
+        ("wandb.mode=loud", "wandb.mode=loud is not valid: expected offline or online or disabled"),
+        ("optim.lr=-1", "optim.lr=-1 is not valid: expected a number above 0"),
+        ("resume=maybe", "resume=maybe is not valid: expected same or changed"),
+        ("+budget.updatez=3", "budget.updatez is no option: did you mean budget.updates"),
+        ("+batchsize=3", "batchsize is no option: did you mean batch_size"),
+    ],
+)
+def test_an_option_that_cannot_be_trained_is_refused_before_anything_starts(override, message):
+    with pytest.raises(BnrnnError) as error:
+        check_options(composed(override))
+    assert message in str(error.value)
