@@ -46,8 +46,11 @@ def check_files() -> None:
                 continue
             if not isinstance(content, dict):
                 raise ValueError("expected keys and values")
-            if not isinstance(content.get("hydra", {}), dict) or not isinstance(content.get("defaults", []), list):
-                raise ValueError("expected keys and values below hydra, and a list below defaults")
+            if not isinstance(content.get("hydra", {}), dict):
+                raise ValueError("expected keys and values below hydra")
+            defaults = content.get("defaults", [])
+            if not isinstance(defaults, list) or not all(isinstance(given, str | dict) for given in defaults):
+                raise ValueError("expected a list of options below defaults")
             OmegaConf.create(content)  # refuses half an interpolation
 
 

@@ -91,7 +91,18 @@ def test_an_experiment_is_called_by_its_path_and_names_its_own_grid_and_length(k
 
 
 @pytest.mark.parametrize(
-    "content", ["[1, 2]", "hydra:\n", "defaults:\n", "defaults: [_self_]\nlr: ${\n", "a: [", "\xff", "", "a text"]
+    "content",
+    [
+        "[1, 2]",
+        "hydra:\n",
+        "defaults:\n",
+        "defaults: [null]\n",
+        "defaults: [_self_]\nlr: ${\n",
+        "a: [",
+        "\xff",
+        "",
+        "a text",
+    ],
 )
 def test_a_damaged_file_of_a_recipe_is_named(tmp_path, monkeypatch, content):
     shutil.copytree(CONF, tmp_path / "conf")

@@ -178,8 +178,10 @@ def _read(one: Input, path: Path, folder: Path, expected: str) -> tuple[str, str
     if _state(one.folder) != before:
         return "altered", last
     if status == 1:
-        # A prepared folder and the file in it may stand apart in the message.
-        is_named = path.name in text and str(one.folder) in text
+        # A prepared folder and the file in it may stand apart in the message. Hydra says 'model/lstm'.
+        is_named = (
+            path.name in text and str(one.folder) in text
+        ) or f"'{path.relative_to(one.folder).with_suffix('')}'" in text
         is_named = is_named or any(f"{name}{end}" in text for name in one.names for end in " ='?\n")
         is_named = is_named or (len(one.names) > 0 and " is no option" in text)  # damage has made a key of its own
         return ("named" if is_named else "unnamed"), last
