@@ -87,8 +87,8 @@ sanitize: setup  ## run the tests of the engines under AddressSanitizer and Unde
 	BNRNN_CXXFLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 XDG_CACHE_HOME=$(VENV)/sanitized \
-	$(PYTHON) -m pytest -q -k "not other_processors and not several_processes" \
-		tests/scan/test_lstm.py tests/scan/test_rhn.py tests/scan/test_norm.py tests/scan/test_arguments.py
+	$(PYTHON) -m pytest -q tests/scan/test_lstm.py tests/scan/test_rhn.py tests/scan/test_norm.py \
+		tests/scan/test_arguments.py tests/scan/test_products.py
 
 lint: setup  ## check the style of the code
 	$(VENV)/bin/ruff check .
@@ -108,7 +108,7 @@ tables: setup  ## render tables and figures from results/
 verify: setup  ## compare finished runs with the stored ones: default OUT=outputs
 	$(PYTHON) -m bnrnn.commands.verify $(if $(filter file,$(origin OUT)),outputs,$(OUT))
 
-compare: setup  ## plot the curves of KEY=cooijmans2016/table1 in the terminal (METRIC=valid/loss OUT=results)
+compare: setup  ## plot curves in the terminal: KEY='quickstart cooijmans2016/table1' METRIC=valid/loss OUT=results
 	$(PYTHON) scripts/compare.py $(or $(KEY),cooijmans2016/table1) --results $(OUT) $(if $(METRIC),--metric $(METRIC))
 
 site: setup  ## build a site of documents, claims and results in site/; needs no network to be read

@@ -27,6 +27,7 @@ ROOT = root()
 CONF = ROOT / "conf"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML has it
 GROUPS = ("model", "data", "optim", "budget")
+KEY_LABELS = {"optim.lr": "learning rate", "model.layer.gamma_init": "initial gamma", "data.state_noise": "noise"}
 LABELED = ("model", "data")  # nodes that may have a label; the label of a setting is a top-level key
 
 
@@ -119,6 +120,25 @@ def targets() -> dict[str, str]:
     return {path.rpartition(".")[2]: path for path in sorted(paths)}
 
 
+def check_targets(record: Any, path: Path) -> None:
+    """Raise BnrnnError if a stored configuration names a class or function that no file in conf/ names.
+
+    Stored configurations are data that may come from anybody: what they name is called when a model is built.
+    """
+    if isinstance(record, dict):
+        for key, value in record.items():
+            special = str(key).startswith("_") and key != "_partial_"
+            if special and (key != "_target_" or value not in targets().values()):
+                raise BnrnnError(
+                    f"{path} has {key}: {value!r} in its configuration, which no file in {CONF} names: use a file that "
+                    "bnrnn has written"
+                )
+            check_targets(value, path)
+    elif isinstance(record, list):
+        for value in record:
+            check_targets(value, path)
+
+
 @cache
 def target_of(group: str, option: str) -> str:
     """The import path of the class of an option, such as model=captioner/rhn, from its file or one that it extends."""
@@ -143,6 +163,11 @@ def _present(path: str) -> str:
 
 
 @cache
+def key_label(key: str) -> str:
+    """The name of an option in tables and figures, or its key if it has none."""
+    return KEY_LABELS.get(key, key)
+
+
 def label(group: str, option: str) -> str:
     """The label of an option of a config group, such as model=bn_lstm, or its name if it has no label."""
     path = CONF / group / f"{option}.yaml"

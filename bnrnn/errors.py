@@ -3,6 +3,8 @@
 import errno
 import io
 import math
+import os
+import select
 import signal
 import sys
 import traceback
@@ -77,9 +79,21 @@ def report_errors(main: Callable[[], None], *also: type[Exception], usage: str |
         print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            sys.exit(128 + signal.SIGPIPE)
         if (cause := mendable(error, *also)) is None:
             raise
         sys.exit(f"error: {cause}")
+
+
+def _nobody_reads() -> bool:
+    """Whether the reader of the output, such as `head`, has ended. What is left of the output is then thrown away."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    has_ended = any(event & select.POLLERR for _, event in poll.poll(0))
+    if has_ended:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return has_ended
 
 
 def check_size(name: str, value: Any, at_least: int = 1) -> None:

@@ -52,7 +52,6 @@ def cases(shapes: dict[str, Shape], plan: Plan, device: torch.device, peers: boo
         yield from layers.training_cases(shapes, device, plan)
     torch.set_num_threads(1)
     yield from inference_cases(device, plan)
-    yield layers.replica_case(next(iter(shapes.values())), device)
     yield rhn_case(device)
     yield from reader_cases(device, plan)
     yield speech_case(device, plan)

@@ -214,9 +214,8 @@ def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
     assert verdict(pixels, timing.fastest(CPU)) == "yes"
     assert list(rows["Training step", "S2, T 4"]["targets"]) == [NO_NORM]
     assert set(rows["Evaluation", "S1, B 64, 20 calls of one step"]["ms"]) == {NN_LSTM, "BN-LSTM", NO_NORM}
-    assert set(rows["Replicas", "pixels, T 3"]["ms"]) == {"one", "16 in one call", "16 calls"}
     assert {section for section, _ in rows} == {
-        "Training step", "Evaluation", "Replicas", "Recurrent highway networks", "Attentive readers", "Speech"
+        "Training step", "Evaluation", "Recurrent highway networks", "Attentive readers", "Speech"
     }  # fmt: skip
     assert result["errors"]["S1"]["T"] == 2
     assert result["peak"] is None or result["peak"] > 1

@@ -3,6 +3,7 @@
 import io
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 
@@ -38,7 +39,8 @@ def test_pages_are_written_only_after_runs_that_count(out):
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
 def test_every_make_command_has_a_target_and_its_recipes_exist(command):
-    run = subprocess.run(["make", "--dry-run", *command.split()[1:]], cwd=ROOT, capture_output=True, text=True)
+    given = shlex.split(command, comments=True)[1:]
+    run = subprocess.run(["make", "--dry-run", *given], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     for key in set(re.findall(r"needs.py recipes (\S+?)\)", run.stdout)):
         recipes, analyses = needed(key)
@@ -94,7 +96,8 @@ def test_every_campaign_command_is_one(command):
 @pytest.mark.parametrize("page", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_to_a_file_and_to_a_heading(page):
     for target, heading in re.findall(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
-        path = page.parent / target if target else page
+        workflow = re.fullmatch(r"\.\./\.\./actions/(workflows/.*?\.yaml)(/badge\.svg)?", target)  # pages of GitHub
+        path = ROOT / ".github" / workflow[1] if workflow else page.parent / target if target else page
         assert path.exists(), target
         titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE) if heading else []
         anchors = [re.sub(r"[^\w\s-]", "", title.lower()).replace(" ", "-") for title in titles]

@@ -17,16 +17,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bnrnn.scan.lstm import triton as lstm
 from bnrnn.scan.lstm.fused import PARAMETERS as OF_LSTM
-from bnrnn.scan.rhn import triton as rhn
+from bnrnn.scan.lstm.triton import LSTMForm
 from bnrnn.scan.rhn.fused import PARAMETERS as OF_RHN
+from bnrnn.scan.rhn.triton import RHNForm
 from bnrnn.scan.triton_shared import tuning
+from bnrnn.scan.triton_shared.form import Call, Form
 from bnrnn.scan.triton_shared.tuning import Division
 
 DEVICES = {80: "A100 (sm_80)", 90: "H100, H200 (sm_90)", 100: "B200 (sm_100)"}
 MOST_SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # bytes of shared memory that a program can have
-TYPES = {"table": "*i64", "offset": "i32", "d": "i32", "eps": "fp32"}  # of arguments that are no constants
+TYPES = {"table": "*i64", "offset": "i32", "d": "i32", "form": "constexpr"}  # of the kernels' arguments
 
 
 @dataclass(frozen=True)
@@ -48,44 +49,42 @@ class Resources:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel with its constants, for one shape."""
+    """A kernel, for one shape."""
 
     title: str
-    function: Any
+    call: Call
     division: Division
-    constants: dict[str, Any]
 
 
-def _lstm(title: str, B: int, H: int, low: torch.dtype = torch.float32, tf32: bool = True, persistent: bool = False,
-          **options: Any) -> Iterable[Kernel]:  # fmt: skip
-    fields = {"given": OF_LSTM, "batch": True, "padded": False, "keep": True, "ended_count": False} | options
-    of = lstm.Form(device=torch.device("cpu"), hidden_size=H, tile=tuning.tile_of(B), eps=1e-5, low=low, tf32=tf32,
-                   num_replicas=1, **fields)  # fmt: skip
+def _kernels(title: str, of: Form, whole_sequence: bool = False) -> Iterable[Kernel]:
+    """The kernels of a form, forward and backward; of several layers, the first."""
     for direction in ("forward", "backward") if of.keep else ("forward",):
-        division = tuning.by_rule(of.size("lstm", 1, 4, direction))
-        kind, more = "step", {"KEEP": of.keep} if direction == "forward" else {}
-        if persistent:
-            division, kind = replace(division, fused=True, persistent=True), "sequence"
-            more["launch_cooperative_grid"] = True
-        constants = of.constants() | division.constants() | more
-        yield Kernel(f"{title}, {direction}", getattr(lstm, f"{direction}_{kind}"), division, constants)
+        division = tuning.by_rule(of.size(direction))
+        if whole_sequence:
+            division = replace(division, fused=True, whole_sequence=True)
+        yield Kernel(f"{title}, {direction}", of.calls(direction, division)[0], division)
+
+
+def _lstm(title: str, B: int, H: int, low: torch.dtype = torch.float32, tf32: bool = True,
+          whole_sequence: bool = False, **options: Any) -> Iterable[Kernel]:  # fmt: skip
+    fields = {"given": OF_LSTM, "batch": True, "padded": False, "keep": True, "ended_count": False} | options
+    of = LSTMForm(device=torch.device("cpu"), hidden_size=H, num_gates=4, num_layers=1, tile=tuning.tile_of(B),
+                  eps=1e-5, low=low, tf32=tf32, **fields)  # fmt: skip
+    return _kernels(title, of, whole_sequence)
 
 
 def _rhn(title: str, B: int, H: int, Q: int, **options: Any) -> Iterable[Kernel]:
     fields = {"given": OF_RHN, "batch": True, "padded": False, "num_layers": 3, "num_entered": 3} | options
-    of = rhn.Form(device=torch.device("cpu"), hidden_size=H, tile=tuning.tile_of(B), keep=True, eps=1e-5,
-                  low=torch.float32, tf32=True, num_gates=Q, **fields)  # fmt: skip
-    for direction in ("forward", "backward"):
-        division = tuning.by_rule(of.size("rhn", 1, Q, direction))
-        constants = of.constants() | division.constants() | of.of_layer(0, direction == "forward")
-        yield Kernel(f"{title}, {direction}", getattr(rhn, f"{direction}_layer"), division, constants)
+    of = RHNForm(device=torch.device("cpu"), hidden_size=H, num_gates=Q, tile=tuning.tile_of(B), keep=True, eps=1e-5,
+                 low=torch.float32, tf32=True, **fields)  # fmt: skip
+    return _kernels(title, of)
 
 
 def kernels() -> list[Kernel]:
     """The kernels of the table, for the shapes of docs/kernels.md in TF32, if their title says no other precision."""
     return [
         *_lstm("S1", 64, 100),
-        *_lstm("S1, whole sequence", 64, 100, persistent=True),
+        *_lstm("S1, whole sequence", 64, 100, whole_sequence=True),
         *_lstm("S1, float32", 64, 100, tf32=False),
         *_lstm("S2", 64, 1000),
         *_lstm("S2, bfloat16", 64, 1000, low=torch.bfloat16),
@@ -101,15 +100,15 @@ def kernels() -> list[Kernel]:
 
 def compiled(kernel: Kernel, architecture: int) -> Resources:
     """Compile a kernel, and look at the result."""
-    names = list(inspect.signature(kernel.function.fn).parameters)
-    values = {(names.index(name),): value for name, value in kernel.constants.items() if name in names}
+    function = kernel.call.kernel
+    names = list(inspect.signature(function.fn).parameters)
     source = ASTSource(
-        kernel.function,
-        {name: TYPES.get(name, "constexpr") for name in names},
-        values,
+        function,
+        {name: TYPES[name] for name in names},
+        {(names.index("form"),): kernel.call.constants},
         {(names.index("table"),): [["tt.divisibility", 16]]},
     )
-    options = {name: value for name, value in kernel.constants.items() if name not in names}
+    options = kernel.division.options() | {"launch_cooperative_grid": kernel.division.whole_sequence}
     built: Any = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])

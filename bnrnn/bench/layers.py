@@ -22,10 +22,9 @@ from bnrnn.bench.timing import NAIVE, NN_LSTM, NO_NORM, Case, Plan, engines, fas
 from bnrnn.layers.base import State
 from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.layers.stack import LSTM
-from bnrnn.scan import BACKENDS, lstm_scan, set_backend
+from bnrnn.scan import BACKENDS, set_backend
 
 SECTION = "Training step"
-REPLICAS = 16
 CLEAR_REFS = Path("/proc/self/clear_refs")  # without this file (macOS), the peak memory of one step cannot be measured
 ON_GPU = {"S1": 1.5, "S2": 1.1, "S3": 1.05, "S4": 0.8}  # target ratios of BN-LSTM to nn.LSTM
 
@@ -220,25 +219,3 @@ def training_cases(shapes: dict[str, Shape], device: torch.device, plan: Plan) -
             targets = {best: shape.target} if shape.target else {}
             targets[NO_NORM] = WITHOUT_NORM
         yield Case(SECTION, f"{key}, T {T}", steps, NN_LSTM, targets, shape.gflop(T))
-
-
-def replica_case(shape: Shape, device: torch.device) -> Case:
-    """The recurrences of R replicas with their own weights: in one scan, in R scans, and of a single replica."""
-    T, B, H, G = shape.quick_T, shape.B, shape.H, 4 * shape.H
-    sizes = {"x_proj": (T, B, G), "h": (B, H), "c": (B, H), "weight_hh": (G, H), "gamma_ih": (G,), "gamma_hh": (G,),
-             "bias": (G,), "gamma_c": (H,), "beta_c": (H,)}  # fmt: skip
-    every = {name: 0.1 * torch.randn(REPLICAS, *size, device=device) for name, size in sizes.items()}
-    dy = torch.randn(REPLICAS, T, B, H, device=device)
-    each = [({name: value[r].clone() for name, value in every.items()}, dy[r]) for r in range(REPLICAS)]
-
-    def scan(given: dict[str, Any], dy: Tensor) -> None:
-        y, _, _ = lstm_scan(**{name: value.requires_grad_() for name, value in given.items()})
-        torch.autograd.grad(y, list(given.values()), dy)
-
-    def scan_each() -> None:
-        for given, dy_r in each:
-            scan(given, dy_r)
-
-    together, calls = f"{REPLICAS} in one call", f"{REPLICAS} calls"
-    runs = {"one": partial(scan, *each[0]), together: partial(scan, every, dy), calls: scan_each}
-    return Case("Replicas", f"{shape.title}, T {T}", runs, "one")

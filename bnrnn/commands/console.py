@@ -1,39 +1,8 @@
 """The console commands. Without the packages of bnrnn[train] they end with a message that names the missing package."""
 
 import sys
+from functools import partial
 from importlib import import_module
-
-
-def train() -> None:
-    _run("train")
-
-
-def sweep() -> None:
-    _run("sweep")
-
-
-def plan() -> None:
-    _run("plan")
-
-
-def campaign() -> None:
-    _run("campaign")
-
-
-def cluster() -> None:
-    _run("cluster")
-
-
-def doctor() -> None:
-    _run("doctor")
-
-
-def prepare() -> None:
-    _run("prepare")
-
-
-def verify() -> None:
-    _run("verify")
 
 
 def _run(name: str) -> None:
@@ -44,3 +13,8 @@ def _run(name: str) -> None:
             raise
         sys.exit(f"error: bnrnn-{name} needs {error.name}, which is not installed: pip install 'bnrnn[train]'")
     command.cli()
+
+
+# pyproject.toml names these as the programs bnrnn-train and so on.
+train, sweep, plan, campaign = (partial(_run, name) for name in ("train", "sweep", "plan", "campaign"))
+cluster, doctor, prepare, verify = (partial(_run, name) for name in ("cluster", "doctor", "prepare", "verify"))

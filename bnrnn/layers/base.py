@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError, check_size
 from bnrnn.layers.norm import SequenceBatchNorm
+from bnrnn.layers.steps import FirstStep
 from bnrnn.scan import ENGINES
 from bnrnn.scan.tracing import autocast_is_on, traced, values_known
 
@@ -20,13 +21,14 @@ State = tuple[Tensor, ...]
 
 
 class RecurrentLayer(nn.Module):
-    """One layer, one direction: `y, state = layer(x, state=None, t_start=0, batch_sizes=None)`.
+    """One layer, one direction: `y, state = layer(x, state=None, t_start=None, batch_sizes=None)`.
 
     x is (T, B, I), or (T, B) integer ids, each of which stands for a one-hot vector of size I. y is (T, B, H). The
     state is a tuple of (B, H) tensors; None means zeros.
 
     To process a sequence in pieces, pass the returned state to the next call, and the number of steps already processed
-    as t_start: it selects the population statistics.
+    as t_start: it selects the population statistics. None means 0, and warns once if the state continues an earlier
+    call and statistics differ by time step.
 
     Sequences of different lengths must be sorted by decreasing length and padded at the end. As in torch's
     PackedSequence, batch_sizes[t] is the number of sequences that have a step t; the others keep their state.
@@ -38,14 +40,16 @@ class RecurrentLayer(nn.Module):
     num_gates: int
     state_names: ClassVar[tuple[str, ...]]
     engines: ClassVar[tuple[str, ...]] = ENGINES  # the engines that implement the layer's recurrence
-    has_replicas: ClassVar[bool] = False  # whether the scan can run several sets of parameters at once
-    checks_finite = True  # a Stack turns this off for its layers: it checks its own input once
+    # A Stack turns these off for its layers: it checks its own input once, and always passes t_start.
+    checks_finite = True
+    finds_first_step = True
 
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
         check_size("input_size", input_size)
         check_size("hidden_size", hidden_size)
         self.input_size, self.hidden_size = input_size, hidden_size
+        self.first_step: FirstStep | None = None  # made by the first call, when the norms exist
         self.weight_ih = nn.Parameter(torch.empty(self.num_gates * hidden_size, input_size))
         self.weight_hh = nn.Parameter(torch.empty(self.num_gates * hidden_size, hidden_size))
 
@@ -80,7 +84,7 @@ class RecurrentLayer(nn.Module):
         self,
         x: Float[Tensor, "T B I"] | Int[Tensor, "T B"],
         state: State | None = None,
-        t_start: int = 0,
+        t_start: int | None = None,
         batch_sizes: list[int] | None = None,
     ) -> tuple[Float[Tensor, "T B H"], State]:
         """Run the layer over x.
@@ -88,13 +92,26 @@ class RecurrentLayer(nn.Module):
         Raises BnrnnError for an empty sequence, a wrong input size, a state of other shapes, a negative t_start, wrong
         batch_sizes and, on a CPU, for a NaN or infinity in x and for an id outside 0 ... I - 1.
         """
-        self._check(x, t_start, batch_sizes)
-        shape = x.shape[1], self.hidden_size
+        self._check(x, t_start or 0, batch_sizes)
+        shape, given = (x.shape[1], self.hidden_size), state
         if state is None:
             dtype = torch.promote_types(x.dtype, self.weight_hh.dtype)  # under autocast, x may have a lower precision
             state = tuple(x.new_zeros(shape, dtype=dtype) for _ in self.state_names)
         else:
             check_state(state, self.state_names, shape)
+        if not (self.finds_first_step and values_known()):
+            return self._in_pieces(x, state, t_start or 0, batch_sizes)
+        if self.first_step is None:
+            self.first_step = FirstStep(self)
+        first = self.first_step.find(t_start, len(x), given)
+        y, state = self._in_pieces(x, state, first, batch_sizes)
+        self.first_step.remember(state, first + len(x))
+        return y, state
+
+    def _in_pieces(
+        self, x: Tensor, state: State, t_start: int, batch_sizes: list[int] | None
+    ) -> tuple[Float[Tensor, "T B H"], State]:
+        """Run the scan. Without gradients, a long sequence is processed in pieces."""
         if torch.is_grad_enabled() or traced() or len(x) * x.shape[1] * len(self.weight_ih) <= MAX_PRODUCT_SIZE:
             return self.scan(x, state, t_start, batch_sizes)
         norms = [module for module in self.children() if isinstance(module, SequenceBatchNorm)]

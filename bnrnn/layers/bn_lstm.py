@@ -48,7 +48,6 @@ class BNLSTM(RecurrentLayer):
 
     num_gates = 4
     state_names = ("h", "c")
-    has_replicas = True
 
     def __init__(
         self,

@@ -30,7 +30,6 @@ class InputBNLSTM(RecurrentLayer):
 
     num_gates = 4
     state_names = ("h", "c")
-    has_replicas = True
 
     def __init__(
         self,

@@ -23,7 +23,6 @@ class LSTM(RecurrentLayer):
 
     num_gates = 4
     state_names = ("h", "c")
-    has_replicas = True
 
     def __init__(
         self, input_size: int, hidden_size: int, t_max: int | None = None, bias: bool = True, cell_bias: bool = False

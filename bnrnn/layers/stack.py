@@ -13,11 +13,12 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from bnrnn.errors import BnrnnError, check_number, check_size
 from bnrnn.layers import nn_lstm
 from bnrnn.layers.base import RecurrentLayer, State, check_shape, check_state, check_type, check_values, checked_lengths
+from bnrnn.layers.steps import FirstStep
 from bnrnn.scan.transfer import to_device
 
 
 class Stack(nn.Module):
-    """A stack of recurrent layers of any kind: `y, state = stack(x, state=None, t_start=0, lengths=None)`.
+    """A stack of recurrent layers of any kind: `y, state = stack(x, state=None, t_start=None, lengths=None)`.
 
     x is (T, B, I), or (T, B) integer ids, each of which stands for a one-hot vector of size I. y is (T, B, D H), where
     D is the number of directions, 2 if bidirectional. The state is a tuple of (num_layers D, B, H) tensors; None means
@@ -58,6 +59,8 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(layers)
         for single in layers:
             single.checks_finite = False  # the stack checks its own input; a later NaN means that training diverged
+            single.finds_first_step = False
+        self.first_step = FirstStep(self)
 
     def reset_parameters(self) -> None:
         """Initialize all layers again, with their norms."""
@@ -75,14 +78,15 @@ class Stack(nn.Module):
         self,
         x: Float[Tensor, "T B I"] | Int[Tensor, "T B"],
         state: State | None = None,
-        t_start: int = 0,
+        t_start: int | None = None,
         lengths: Tensor | list[int] | None = None,
     ) -> tuple[Float[Tensor, "T B O"], State]:
         """Run x through all layers.
 
         Args:
             t_start: number of steps already processed, if a sequence is processed in pieces. A bidirectional stack
-                needs the whole sequence at once.
+                needs the whole sequence at once. None means 0, and warns once if the state continues an earlier call
+                and statistics differ by time step (bnrnn.layers.steps).
             lengths: number of steps of each sequence (B,) without padding, in any order; None means T for all. The
                 values in the padding are ignored, and y is 0 there. The returned state of a sequence is the one after
                 its own last step.
@@ -93,6 +97,15 @@ class Stack(nn.Module):
         if t_start and self.bidirectional:
             raise BnrnnError(f"t_start={t_start}: a bidirectional stack needs the whole sequence at once")
         self._check_state(state, x.shape[1])
+        first = self.first_step.find(t_start, len(x), state)
+        y, state = self._run_padded(x, state, first, lengths)
+        self.first_step.remember(state, first + len(x))
+        return y, state
+
+    def _run_padded(
+        self, x: Tensor, state: State | None, t_start: int, lengths: Tensor | list[int] | None
+    ) -> tuple[Tensor, State]:
+        """Run all layers over sequences in any order, with any values in the padding."""
         lengths = None if lengths is None else checked_lengths(lengths, *x.shape[:2])
         if lengths is None or lengths.min() == len(x):
             self._check_values(x)
@@ -217,7 +230,7 @@ class LSTM(Stack):
         self,
         input: Tensor | PackedSequence,
         hx: tuple[Tensor, Tensor] | None = None,
-        t_start: int = 0,
+        t_start: int | None = None,
         lengths: Tensor | list[int] | None = None,
     ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
         """Return the outputs and the last states.
@@ -266,10 +279,13 @@ class LSTM(Stack):
         x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))  # without its indices: longest first
         check_values(x if back is None else x.index_select(1, back), self.input_size)
         self._check_state(hx, x.shape[1])
+        self.first_step.find(None, len(x), hx)
         state = hx if hx is None or order is None else tuple(s.index_select(1, order) for s in hx)
         y, state = self._run(x, state, 0, lengths)
         y = PackedSequence(pack_padded_sequence(y, lengths).data, batch_sizes, order, back)
-        return y, state if back is None else tuple(s.index_select(1, back) for s in state)
+        state = state if back is None else tuple(s.index_select(1, back) for s in state)
+        self.first_step.remember(state, len(x))
+        return y, state
 
     @property
     def all_weights(self) -> list[list[Tensor]]:

@@ -16,7 +16,7 @@ from bnrnn.layers.stack import Stack
 
 
 class SequenceModel(nn.Module):
-    """Recurrent layers with a linear readout at every step: `logits, state = model(x, state=None, t_start=0)`.
+    """Recurrent layers with a linear readout at every step: `logits, state = model(x, state=None, t_start=None)`.
 
     Args:
         layer: builds one layer of one direction from (input_size, hidden_size, t_max=...).
@@ -69,7 +69,10 @@ class SequenceModel(nn.Module):
             init(self)
 
     def forward(
-        self, x: Float[Tensor, "T B I"] | Int[Tensor, "T B"] | Padded, state: State | None = None, t_start: int = 0
+        self,
+        x: Float[Tensor, "T B I"] | Int[Tensor, "T B"] | Padded,
+        state: State | None = None,
+        t_start: int | None = None,
     ) -> tuple[Float[Tensor, "S B V"], State]:
         """The logits of every scored time step, and the state after the last step.
 

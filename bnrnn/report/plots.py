@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from bnrnn.config import label, sweep
+from bnrnn.config import key_label, label, sweep
 from bnrnn.metrics import axis_title
 from bnrnn.report.claims import load_claim, rows_of
 from bnrnn.report.outcome import student_interval
@@ -29,7 +29,6 @@ MANY = 25  # the paper's points are circles up to this number, and a dotted line
 WIDTH = 105  # characters of a line of a caption
 HEIGHT = 44  # characters of a vertical line: the title of an axis
 SPAN = 0.2  # the least range of an axis of accuracies or errors: a smaller one would exaggerate differences
-NAMES = {"optim.lr": "learning rate", "model.layer.gamma_init": "initial gamma", "data.state_noise": "noise"}
 AXES = {None: "updates", 1.0: "seconds of training updates, evaluation excluded",
         60.0: "minutes of training updates, evaluation excluded",
         3600.0: "hours of training updates, evaluation excluded"}  # fmt: skip
@@ -210,7 +209,7 @@ def draw_curve(key: str, curve: dict[str, Any], results_dir: Path, path: Path) -
 def named(key: str, value: str) -> str:
     """The label of an option, such as model=bn_lstm, or the name of a key and its value, such as a learning rate."""
     if "." in key:
-        return f"{NAMES.get(key, key)} {value}"
+        return f"{key_label(key)} {value}"
     return label(key, value)
 
 

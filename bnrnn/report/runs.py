@@ -11,7 +11,7 @@ from typing import Any
 from bnrnn.config import sweep
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError
-from bnrnn.report.claims import load_claim
+from bnrnn.report.claims import load_claim, rows_of
 from bnrnn.report.run import Run
 from bnrnn.training.log import METRICS, REMEDY, record_lines, say_left_out
 from bnrnn.training.results import FILE, Result
@@ -66,7 +66,8 @@ def load_runs(key: str, results_dir: Path) -> list[Run]:
             say_left_out(str(error))
         else:
             runs.append(Run(path.parent, result.overrides, budget, result, records, is_stale(key, budget, result)))
-    grid = sweep(key)
+    claim = load_claim(key)
+    grid = sweep(key) | ({claim["rows"]: rows_of(key)} if claim.get("rows_shown") else {})
 
     def place(run: Run) -> list[int]:
         return [

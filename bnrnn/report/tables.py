@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bnrnn.config import sweep
+from bnrnn.config import key_label, sweep
 from bnrnn.metrics import METRICS, SCORES, in_words
 from bnrnn.report.claims import load_claim, rows_of
 from bnrnn.report.markdown import NONE, markdown, spread
@@ -108,7 +108,7 @@ def render_search(claim: dict[str, Any], runs: list[Run]) -> str:
             ]
             counted = f"{len(trials)} trials, {len(trials) - len(finished)} diverged"
             rows.append(["", f"ours, {best.result.updates:,} updates ({counted})", *found])
-    return markdown([claim["rows"], "", *next(iter(search["published"].values()))], rows)
+    return markdown([key_label(claim["rows"]), "", *next(iter(search["published"].values()))], rows)
 
 
 def render_published(
@@ -123,8 +123,11 @@ def render_published(
     """
     rows = published_rows(key, claim, part, runs)
     without = [f"{row} on {col} ({published})" for row, col, published, *_, verdict in rows if verdict == NOT_RUN]
+    if not collapse and rows and len(without) == len(rows):
+        published = markdown([key_label(claim["rows"]), claim["cols"], "published"], [row[:3] for row in rows])
+        return f"{published}\nNot run yet at the paper's length.\n"
     shown = [row for row in rows if not (collapse and row[-1] == NOT_RUN)]
-    table = markdown([claim["rows"], claim["cols"], "published", "ours", "difference", "verdict"], shown)
+    table = markdown([key_label(claim["rows"]), claim["cols"], "published", "ours", "difference", "verdict"], shown)
     missing = f"Not run (published): {', '.join(without)}.\n"
     return "\n".join([table] * bool(shown) + [missing] * bool(collapse and without))
 
@@ -145,7 +148,7 @@ def published_rows(key: str, claim: dict[str, Any], part: dict[str, Any], runs: 
 def render_cited(claim: dict[str, Any]) -> str:
     """Numbers that the paper prints and that none of our recipes produces, such as those of models of other papers."""
     rows = [[c["model"], f"`{col}`", c["what"], f"{v:,}"] for c in claim["cited"] for col, v in c["values"].items()]
-    return markdown([claim["rows"], claim["cols"], "quantity", "quoted"], rows)
+    return markdown([key_label(claim["rows"]), claim["cols"], "quantity", "quoted"], rows)
 
 
 def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
@@ -167,7 +170,9 @@ def render_measured(key: str, claim: dict[str, Any], runs: list[Run]) -> str:
             rows.append([f"`{row}`", f"`{col}`", updates, *(shown if finished else ["diverged"] * len(parts))])
     if not rows:
         return "No run has finished yet.\n"
-    return with_footnote(markdown([claim["rows"], claim["cols"], "updates", *(part["what"] for part in parts)], rows))
+    return with_footnote(
+        markdown([key_label(claim["rows"]), claim["cols"], "updates", *(part["what"] for part in parts)], rows)
+    )
 
 
 def _shown(run: Run, part: dict[str, Any]) -> float:

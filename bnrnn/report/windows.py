@@ -4,6 +4,7 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
+from bnrnn.config import key_label
 from bnrnn.report.markdown import markdown, spread
 from bnrnn.report.run import Run, depends_on_order
 from bnrnn.report.runs import longest
@@ -38,7 +39,7 @@ def render_curve(key: str, claim: dict[str, Any], curve: dict[str, Any], runs: l
                     rows.append([f"`{row}`", f"`{col}`", window, theirs, shown, difference])
     if not rows:
         return "No run has passed one of the windows of updates in which curves are compared.\n"
-    table = markdown([claim["rows"], claim["cols"], "updates", "paper", "ours", "difference"], rows)
+    table = markdown([key_label(claim["rows"]), claim["cols"], "updates", "paper", "ours", "difference"], rows)
     return with_footnote(f"{WINDOWS}\n{table}")
 
 

@@ -1,6 +1,6 @@
 """The steps of an engine as one autograd function."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol, runtime_checkable
 
@@ -34,18 +34,16 @@ class Steps(Protocol):
         ...
 
 
-def run(
-    engine: Callable[..., Steps], steps: Steps, names: Iterable[str], inputs: Iterable[Tensor | None]
-) -> tuple[Tensor, Tensor]:
+def run(engine: Callable[..., Steps], steps: Steps, inputs: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
     """Run the forward pass of `steps` and return y and the last state, through which gradients flow to `inputs`.
 
     Args:
         engine: makes steps from their fields.
-        names: the names of the inputs in the gradients.
+        inputs: the tensors by their names in the gradients.
 
     Raises RuntimeError in a second backward pass, and BnrnnError if a gradient shall be differentiated.
     """
-    return _Scan.apply(engine, steps, tuple(names), *inputs)
+    return _Scan.apply(engine, steps, tuple(inputs), *inputs.values())
 
 
 def only_once(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,10 +19,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.native.build import library
-from bnrnn.scan.tracing import autocast_is_on, exporting, transformed
+from bnrnn.scan.tracing import autocast_is_on, exporting, traced, transformed
 
 ENGINES = ("reference", "fused", "cpu", "triton")
 BACKENDS = ("auto", *ENGINES)
@@ -73,6 +74,15 @@ def backend(device: torch.device, dtype: torch.dtype) -> str:
     if device.type == "cuda" and on_triton and _has(triton_engine):
         return "triton" if _is_right(device) else "fused"
     return "reference"
+
+
+def engine_of(x_proj: Tensor, product_dtype: torch.dtype | None) -> str:
+    """The engine that runs a scan of x_proj (T, B, G), or how the scan enters a program that torch records."""
+    if traced():
+        return recorded(x_proj.device)
+    if x_proj.shape[1] == 0:
+        return "reference"  # other engines expect at least one sequence
+    return backend(x_proj.device, product_dtype or x_proj.dtype)
 
 
 def recorded(device: torch.device) -> str:

@@ -132,6 +132,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    """The gradients of the operator's arguments, in their order, given those of its results."""
     name, names, options = ctx.arguments
     keys = names.split(",")
     tensors, results = ctx.saved_tensors[: len(keys)], ctx.saved_tensors[len(keys) :]

@@ -11,10 +11,11 @@ from bnrnn.scan.tracing import autocast_is_on, traced
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b for x (T, B, I), W (G, I) and b (G,), computed by the selected engine.
 
-    x may be integer ids (T, B), each of which stands for a one-hot vector; b is then ignored.
+    x may be integer ids (T, B), each of which stands for a one-hot vector.
     """
     if not x.is_floating_point():
-        return F.embedding(x, weight.t().contiguous())  # the product with a one-hot row is a column of W
+        y = F.embedding(x, weight.t().contiguous())  # the product with a one-hot row is a column of W
+        return y if bias is None else y + bias
     fits = x.dim() == 3 and (x.shape[2], x.dtype, x.device) == (weight.shape[1], weight.dtype, weight.device)
     plain = traced() or autocast_is_on(x.device) or not fits  # torch raises the error for wrong shapes
     run = F.linear if plain or x.shape[1] == 0 or backend(x.device, x.dtype) != "cpu" else native.linear

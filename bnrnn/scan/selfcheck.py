@@ -32,19 +32,11 @@ def problem_on(device: torch.device) -> str | None:
 
 def _recurrences() -> Iterator[tuple[Callable, Callable, dict[str, tuple[int, ...]]]]:
     """The engine, the reference and the shapes of their tensors."""
-    G = 4 * H
-    shapes = {"x_proj": (T, B, G), "h": (B, H), "c": (B, H), "weight_hh": (G, H), "gamma_ih": (G,), "gamma_hh": (G,),
-              "bias": (G,), "gamma_c": (H,), "beta_c": (H,)}  # fmt: skip
-    yield _one_replica, lstm.lstm_scan, shapes
-    G = 2 * H
-    shapes = {"x_proj": (T, B, G), "s": (B, H), "weight": (D, G, H), "bias": (D, G)}
+    shapes = {name: shape for name, shape in lstm.shapes(T, B, H).items() if name not in lstm.Statistics._fields}
+    yield triton_engine("lstm").triton_scan, lstm.lstm_scan, shapes
+    shapes = rhn.shapes(T, B, 2 * H, D, H, 0)
+    shapes = {name: shapes[name] for name in ("x_proj", "s", "weight", "bias")}
     yield triton_engine("rhn").rhn_triton_scan, rhn.rhn_scan, shapes
-
-
-def _one_replica(**given: Tensor) -> tuple:
-    """The engine's scan of one set of parameters; its tensors have a leading axis of replicas."""
-    y, state, used = triton_engine("lstm").triton_scan(**{name: value[None] for name, value in given.items()})
-    return y[0], tuple(value[0] for value in state), used
 
 
 def largest_error(

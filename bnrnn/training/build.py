@@ -1,7 +1,10 @@
 """Building what a configuration describes: the settings of the process, the data and the model."""
 
+from inspect import signature
+from typing import Any
+
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig
 from torch import nn
 
@@ -35,6 +38,14 @@ def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.M
         if cfg[key] == 1 and has_step_statistics(model):
             raise BnrnnError(f"{key}=1: one sequence has no batch statistics at a time step: use 2 or more")
     return with_lengths(cfg, data), device, data, model
+
+
+def rebuilt(config: dict[str, Any], data_dir: str) -> tuple[SequenceData, nn.Module]:
+    """The data and the model of a stored configuration, whose weights are still to be loaded, on the CPU."""
+    given = config["data"]
+    is_read = "data_dir" in signature(get_class(given["_target_"])).parameters  # whether the data is read from files
+    data = instantiate({**given, **({"data_dir": data_dir} if is_read else {})})
+    return data, instantiate(config["model"], **model_sizes(data))
 
 
 def optimizer_of(cfg: DictConfig, model: nn.Module) -> torch.optim.Optimizer:

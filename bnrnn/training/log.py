@@ -120,14 +120,14 @@ class RunLog:
             self.say(f"warning: wandb has ended ({type(error).__name__}: {reason}); the run continues without it")
 
     def record(self, update: int, values: dict[str, float]) -> None:
-        """Append one record to metrics.jsonl, and send the same values to wandb."""
+        """Append one record to metrics.jsonl, and send the same values to wandb, where `valid/` is `Valid/`."""
         finite = {k: v if math.isfinite(v) else None for k, v in values.items()}  # JSON has no NaN
         line = (json.dumps({"update": update, **finite}) + "\n").encode()
         with writing(self.path):
             self.file.write(line)
             self.file.flush()  # records must survive if the process is killed
         self.digest.update(line)
-        self._to_wandb(lambda run: run.log({"update": update, **values}, step=update))
+        self._to_wandb(lambda run: run.log({"update": update, **mirror.in_wandb(values)}, step=update))
 
     def watch(self, update: int, values: Callable[[], dict[str, float]]) -> None:
         """Send values to wandb that people watch and that are no part of the record; they are computed only then."""
@@ -151,7 +151,7 @@ class RunLog:
 
     def finish(self, status: str, metrics: dict[str, float]) -> None:
         """Send the status and the final metrics to wandb, for its table of runs."""
-        self._to_wandb(lambda run: run.summary.update({"status": status, **metrics}))
+        self._to_wandb(lambda run: run.summary.update({"status": status, **mirror.in_wandb(metrics)}))
 
     def say(self, text: str) -> None:
         """Print one line, with the title before it, and append it to the log in the run's folder."""

@@ -114,7 +114,7 @@ def _started(given: dict[str, Any], system: bool) -> Any:
         run.define_metric("*", step_metric="update")
         for metric in METRICS.values():
             best = "max" if metric.better > 0 else "min"
-            run.define_metric(f"valid/{metric.name}", step_metric="update", summary=best)
+            run.define_metric(f"Valid/{metric.name}", step_metric="update", summary=best)
         run.define_metric("train/grad_norm_max", step_metric="update", summary="max")
     except Exception:
         with suppress(Exception):
@@ -131,6 +131,11 @@ def _init(given: dict[str, Any]) -> Any:
     except ConnectionError:  # its process, which serves all runs of this one, was killed after an earlier run
         forget()
         return wandb.init(**given)
+
+
+def in_wandb(values: dict[str, Any]) -> dict[str, Any]:
+    """The values by their names in wandb, where names are sorted and validation comes first."""
+    return {f"V{name[1:]}" if name.startswith("valid/") else name: value for name, value in values.items()}
 
 
 def show(run: Any, name: str, update: int, figure: Any) -> None:

@@ -13,8 +13,7 @@ from bnrnn.scan.lstm.reference import Statistics
 from bnrnn.scan.lstm.triton import triton_scan
 from bnrnn.scan.rhn.triton import rhn_triton_scan
 from bnrnn.scan.triton_shared.launches import Launches
-from tests.scan.cases import NAMES, problem
-from tests.scan.test_rhn import problem as rhn_problem
+from tests.scan.cases import NAMES, problem, rhn_problem
 
 META = torch.device("meta")
 
@@ -47,7 +46,7 @@ def test_ids_and_highways():
 @pytest.mark.parametrize("batch_sizes", [None, [3, 2]])
 def test_what_the_triton_engine_does_beside_its_kernels(batch_sizes, monkeypatch):
     monkeypatch.setattr(Launches, "run", lambda *_: None)
-    args = on_meta({n: v[None] for n, v in problem(2, 3, 4).items() if n in NAMES})
+    args = on_meta({n: v for n, v in problem(2, 3, 4).items() if n in NAMES})
     y, (h, c), used = triton_scan(**args, batch_sizes=batch_sizes)
     torch.autograd.grad((y, h, c), list(args.values()), (y, h, c))
     assert isinstance(used, Statistics)

@@ -9,12 +9,13 @@ from html.parser import HTMLParser
 import pytest
 
 from bnrnn.config import ROOT
-from bnrnn.report.claims import claim_keys, load_claim
+from bnrnn.report.claims import claim_keys, load_claim, rows_of
 from bnrnn.report.judging import JudgedTest
 from bnrnn.report.outcome import Outcome
 from bnrnn.report.runs import load_runs
 from bnrnn.report.site import api, claims_table, curves, experiment, front, missing, run_pages
 from bnrnn.report.site.filtered import filtered_table
+from bnrnn.report.style import looks_of
 from bnrnn.report.verdicts import Claim
 from tests.report.test_runs import CELL, WORDS, change, put, train_records
 
@@ -113,6 +114,26 @@ def test_the_provenance_of_an_analysis_has_its_date_if_it_was_recorded():
     assert "| date | `2026-11-24` |" in experiment.provenance_of({"date": "2026-11-24", **result})
 
 
+def test_a_gamma_has_one_color_in_the_figure_and_in_the_interactive_plot():
+    key = "cooijmans2016/fig6_pmnist"
+    plot = curves.of_experiment(key, [], {})
+    assert plot is not None
+    assert list(plot.colors) == [f"initial gamma {gamma}" for gamma in rows_of(key)]
+    assert list(plot.colors.values()) == [look.color for look in looks_of(rows_of(key))]
+    models = curves.of_experiment("cooijmans2016/table1", [], {})
+    assert models is not None and not models.colors
+    assert "plot.colors[row] ||" in (ROOT / "docs/site/static/curves.js").read_text()
+
+
+def test_a_figure_with_many_panels_is_a_link_below_the_interactive_plot():
+    text = experiment.render_page("cooijmans2016/table1", has_plot=True)
+    assert "![" not in text
+    assert text.index("## Interactive plot") < text.index("(fig2.")
+    text = experiment.render_page("cooijmans2016/fig6_pmnist", has_plot=True)
+    assert text.index("![") < text.index("## Interactive plot")
+    assert "| initial gamma |" in text and "model.layer.gamma_init |" not in text
+
+
 def test_figures_are_vector_graphics_if_there_are_any(tmp_path):
     for name in ("a.png", "b.png", "b.svg"):
         (tmp_path / name).touch()
@@ -169,8 +190,7 @@ def test_the_front_page_has_the_figure_the_install_lines_and_the_numbers_of_the_
     for key in ("facts", "bench/cpu-quick"):
         sentences = re.search(rf"<!-- begin {key} -->\n(.*)\n", readme)
         assert sentences and sentences[1] in text
-    with_badge = readme.replace("# bnrnn\n", "# bnrnn\n\n[![tests](https://a.b/badge.svg)](https://a.b)\n", 1)
-    assert "badge.svg" not in front.render(with_badge, "navigation")
+    assert "actions/workflows/ci.yaml/badge.svg" in readme and "badge.svg" not in text
 
 
 def test_verdicts_in_bold_are_colored():

@@ -56,7 +56,7 @@ def test_the_page_compares_an_unfinished_run_with_the_papers_curve_and_with_noth
     assert (
         "| data=pmnist model=bn_lstm seed=0 | 1,520 | accuracy 70.0 at update 1,500 | 0.493 | cpu on x86_64 |" in listed
     )
-    assert "| `bn_lstm` | `pmnist` | 95.4 | – | – | not run |" in page
+    assert "| `bn_lstm` | `pmnist` | 95.4 |\n" in page and "Not run yet at the paper's length." in page
     assert "No run has finished yet." in page
     assert not any(test.outcome for claim in load_claims(tmp_path) for test in claim.tested if test.key == TABLE)
 

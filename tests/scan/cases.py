@@ -1,65 +1,99 @@
-"""Random arguments of a scan, all its outputs and gradients, and their comparison with the reference in float64."""
+"""Random arguments of the scans, all their outputs and gradients, and a comparison with the reference in float64."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from bnrnn import scan
-from bnrnn.scan.lstm.reference import Statistics, lstm_scan
+from bnrnn.scan.lstm import reference as lstm
+from bnrnn.scan.rhn import reference as rhn
 from tests.helpers import assert_near, without_shape_checks
 
 NAMES = ("x_proj", "h", "c", "weight_hh", "gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c")
 OPTIONAL = NAMES[4:]
 ALL = (True,) * 5
+OF_RHN = ("bias", "gamma_x", "gamma_s", "beta_s", "gamma_z")
+ALL_OF_RHN = dict.fromkeys(OF_RHN, True)
 
 
 def problem(T: int, B: int, H: int, given: Sequence[bool] = ALL, population: bool = False, **options) -> dict:
-    """Random arguments in float64; `given` names those of OPTIONAL that are not None."""
-    shapes = [(T, B, 4 * H), (B, H), (B, H), (4 * H, H), *((4 * H,),) * 3, (H,), (H,)]
-    args = {
-        n: torch.randn(s, dtype=torch.float64) if g else None
-        for n, s, g in zip(NAMES, shapes, (True,) * 4 + tuple(given), strict=True)
-    }
+    """Random arguments of an LSTM's scan in float64; `given` says which of OPTIONAL are not None."""
+    shapes = lstm.shapes(T, B, H)
+    args = {name: torch.randn(shapes[name], dtype=torch.float64) for name in NAMES}
     args["weight_hh"] /= H**0.5
-    if args["gamma_hh"] is not None:
-        args["gamma_hh"] *= 0.3  # larger scales make the recurrence chaotic, and rounding errors grow with every step
-    if population:
-        pairs = [(torch.randn(T, n), torch.rand(T, n) + 0.1) for n in (4 * H, 4 * H, H)]
-        population = Statistics(*(v.double() for pair in pairs for v in pair))
-    return {**args, "population": population or None, **options}
+    args["gamma_hh"] *= 0.3  # larger scales make the recurrence chaotic, and rounding errors grow with every step
+    absent = dict.fromkeys(name for name, there in zip(OPTIONAL, given, strict=True) if not there)
+    return args | absent | {"population": _statistics(lstm.Statistics, shapes) if population else None, **options}
 
 
-def everything(run: Callable, problem: dict, dtype: torch.dtype) -> dict[str, Tensor]:
+def rhn_problem(
+    T=5, B=6, H=7, D=3, coupled=False, given=ALL_OF_RHN, K: int | None = None, population=False, **options
+) -> dict:
+    """Random arguments of an RHN's scan in float64; `given` says which of OF_RHN are there."""
+    shapes = rhn.shapes(T, B, (2 if coupled else 3) * H, D, H, D if K is None else K)
+    names = ("x_proj", "s", "weight", *(name for name in OF_RHN if given[name]))
+    args = {name: torch.randn(shapes[name]).double() for name in names}
+    args["weight"] /= H**0.5
+    for name in {"gamma_s", "gamma_z"}.intersection(args):
+        args[name] *= 0.5
+    absent = dict.fromkeys(name for name in rhn.RHNStatistics._fields if not given[f"gamma_{name[-1]}"])
+    statistics = _statistics(rhn.RHNStatistics, shapes)._replace(**absent)
+    return args | {"population": statistics if population else None, **options}
+
+
+def _statistics(kind: Any, shapes: dict[str, tuple[int, ...]]) -> Any:
+    drawn = (torch.rand(shapes[n]) + 0.1 if n.startswith("var") else torch.randn(shapes[n]) for n in kind._fields)
+    return kind(*(value.double() for value in drawn))
+
+
+def in_dtype(problem: dict, dtype: torch.dtype = torch.float32) -> dict:
+    """A copy of the arguments in another precision."""
+    return tree_map_only(Tensor, lambda value: value.detach().to(dtype, copy=True), problem)
+
+
+def everything(run: Callable, problem: dict, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """Outputs, statistics and gradients, by name."""
     torch.manual_seed(1)
-    args = {n: None if problem[n] is None else problem[n].to(dtype).requires_grad_() for n in NAMES}
-    population = problem["population"] and Statistics(*(s.to(dtype) for s in problem["population"]))
-    options = {k: v for k, v in problem.items() if k not in NAMES and k != "population"}
-    y, (h, c), used = run(
-        *(args[n] for n in NAMES[:4]), **{n: args[n] for n in OPTIONAL}, population=population, **options
-    )
-    weights = [torch.randn(v.shape, dtype=torch.float64).to(dtype) for v in (y, h, c)]
-    leaves = {n: a for n, a in args.items() if a is not None}
-    loss = sum((v * w).sum() for v, w in zip((y, h, c), weights, strict=True))
+    args = in_dtype(problem, dtype)
+    leaves = {name: value.requires_grad_() for name, value in args.items() if isinstance(value, Tensor)}
+    y, last, used = run(**args)
+    outputs = {"y": y, **({"s": last} if isinstance(last, Tensor) else dict(zip("hc", last, strict=True)))}
+    weights = [torch.randn(value.shape, dtype=torch.float64).to(dtype) for value in outputs.values()]
+    loss = sum((v * w).sum() for v, w in zip(outputs.values(), weights, strict=True))
     grads = torch.autograd.grad(loss, list(leaves.values()))
-    seen = {n: v for n, v in used._asdict().items() if v is not None}
-    return {"y": y, "h": h, "c": c, **seen, **{f"d{n}": g for n, g in zip(leaves, grads, strict=True)}}
+    seen = {name: value for name, value in used._asdict().items() if value is not None}
+    return {**outputs, **seen, **{f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}}
 
 
-def assert_agrees(name: str, problem: dict) -> None:
-    expected = everything(lstm_scan, problem, torch.float64)
-    scan.set_backend(name)
-    dtype = torch.float64 if name == "fused" else torch.float32
-    found = everything(scan.lstm_scan, problem, dtype)
+def rounding_error(reference: Callable, problem: dict, moved: float) -> float:
+    """The largest relative error of the reference in float32, where the arguments are moved by about `moved`."""
+    problem = problem | {k: v * (1 + moved * torch.randn_like(v)) for k, v in problem.items() if isinstance(v, Tensor)}
+    exact, found = everything(reference, problem), everything(reference, problem, torch.float32)
+    return max(((found[k] - v).norm() / v.norm()).item() for k, v in exact.items() if v.norm() > 1e-9)
+
+
+def assert_agrees(engine: str, problem: dict) -> None:
+    """All that an engine computes, in float32 if it is not `fused`, agrees with the reference in float64."""
+    of_rhn = "weight" in problem
+    run, reference = (scan.rhn_scan, rhn.rhn_scan) if of_rhn else (scan.lstm_scan, lstm.lstm_scan)
+    scan.set_backend(engine)
+    dtype = torch.float64 if engine == "fused" else torch.float32
+    expected, found = everything(reference, problem), everything(run, problem, dtype)
     assert found.keys() == expected.keys()
     tol = 1e-9
     if dtype == torch.float32:
         # In a batch of two, normalized to ±1, gradients are small differences of large numbers. The reference itself
         # then has an error above 1e-5 in float32, and an engine may have an error of about the same size.
         with without_shape_checks():
-            rounded = everything(lstm_scan, problem, dtype)
-        errors = [(rounded[k] - ref).norm() / ref.norm().clamp_min(1e-8) for k, ref in expected.items()]
-        tol = max(1e-5, 3 * max(errors).item())
-    for key, ref in expected.items():
-        assert_near(key, ref, found[key], tol)
+            errors = [rounding_error(reference, problem, moved) for moved in ([0, *[1e-7] * 3] if of_rhn else [0])]
+        tol = max(1e-5, 3 * max(errors))
+    # Some gradients are 0 except for rounding, because normalization removes them; these are compared with the largest.
+    largest = max(ref.norm().item() for name, ref in expected.items() if name.startswith("d"))
+    for name, ref in expected.items():
+        if ref.numel() and ref.abs().max() < 1e-12:
+            assert found[name].norm() < tol * largest, name
+        else:
+            assert_near(name, ref, found[name], tol)

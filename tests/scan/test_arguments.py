@@ -7,44 +7,34 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.rhn import RHN
-from bnrnn.scan.lstm.reference import Statistics
-from bnrnn.scan.rhn.reference import RHNStatistics
 from tests.helpers import assert_near
+from tests.scan.cases import OF_RHN, everything, in_dtype, problem, rhn_problem
 
 ENGINES = ["reference", "fused", "cpu"]
 ALL = [*ENGINES, "triton"]
 T, B, H, D = 3, 4, 5, 2
 
 
-def pair(*shape: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(shape), torch.rand(shape) + 0.1
-
-
 def lstm() -> dict[str, Any]:
-    population = Statistics(*pair(T, 4 * H), *pair(T, 4 * H), *pair(T, H))
-    shapes = {"x_proj": (T, B, 4 * H), "h": (B, H), "c": (B, H), "weight_hh": (4 * H, H), "gamma_ih": (4 * H,),
-              "gamma_hh": (4 * H,), "bias": (4 * H,), "gamma_c": (H,), "beta_c": (H,)}  # fmt: skip
-    return {name: torch.randn(shape) for name, shape in shapes.items()} | {"population": population}
+    return in_dtype(problem(T, B, H, population=True))
 
 
 def rhn() -> dict[str, Any]:
-    population = RHNStatistics(*pair(T, 3 * H), *pair(T, D, H), *pair(T, D, 3 * H))
-    shapes = {"x_proj": (T, B, 3 * H), "s": (B, H), "weight": (D, 3 * H, H), "bias": (D, 3 * H), "gamma_x": (3 * H,),
-              "gamma_s": (D, H), "beta_s": (D, H), "gamma_z": (D, 3 * H)}  # fmt: skip
-    return {name: torch.randn(shape) for name, shape in shapes.items()} | {"population": population}
+    return in_dtype(rhn_problem(T, B, H, D, population=True))
 
 
 def sequence() -> dict[str, Any]:
     named = {"x": torch.randn(T, B, H), "gamma": torch.randn(H), "beta": torch.randn(H)}
-    return named | {"eps": 1e-5, "population": pair(T, H)}
+    return named | {"eps": 1e-5, "population": (torch.randn(T, H), torch.rand(T, H) + 0.1)}
 
 
 def over_time() -> dict[str, Any]:
-    return sequence() | {"population": pair(1, H)}
+    return sequence() | {"population": (torch.randn(1, H), torch.rand(1, H) + 0.1)}
 
 
 SCANS: dict[Callable[..., Any], Callable[[], dict[str, Any]]] = {
@@ -93,10 +83,15 @@ def test_a_tensor_that_does_not_fit_is_an_error(engine, run, wrong):
     arguments = SCANS[run]()
     if wrong == "nothing":
         run(**arguments)  # as it is, it fits
+    fields = getattr(arguments["population"], "_fields", ("mean", "var"))
     for place in places(arguments):
         if place[0] in ("x_proj", "x"):
             continue  # the others are held against it
-        with pytest.raises(BnrnnError):
+        name = place[0] if place[1] is None else fields[place[1]]
+        if name in ("weight", "gamma_s"):  # their sizes are those of others
+            name = r"\w+"
+        message = rf"\b{name} does not match x(_proj)?: expected \(|(weight|x_proj) must be \("
+        with pytest.raises(BnrnnError, match=message):
             run(**changed(arguments, place, WRONG[wrong]))
 
 
@@ -120,12 +115,19 @@ def test_a_tensor_of_any_layout_gives_the_same(engine, run):
 @pytest.mark.parametrize("engine", ALL)
 @pytest.mark.parametrize("run", [scan.lstm_scan, scan.rhn_scan], ids=lambda run: run.__name__)
 def test_a_population_that_lacks_a_term_is_an_error(engine, run):
+    """It is not, where the term is not normalized."""
     scan.set_backend(engine)
     arguments = SCANS[run]()
-    for place in places(arguments):
-        if place[0] == "population":
-            with pytest.raises(BnrnnError, match=r"population.* is None, expected a tensor"):
-                run(**changed(arguments, place, lambda _: None))
+    for name in arguments["population"]._fields:
+        term = name.partition("_")[2]
+        lacking = arguments | {"population": arguments["population"]._replace(**{name: None})}
+        message = f"population.{name} is None, expected a tensor because gamma_{term} is given"
+        with pytest.raises(BnrnnError, match=message):
+            run(**lacking)
+        if engine != "triton":  # its interpreter is slow
+            lacking = {k: v for k, v in lacking.items() if k not in (f"gamma_{term}", "beta_s" if term == "s" else "")}
+            lacking["population"] = lacking["population"]._replace(**{f"mean_{term}": None, f"var_{term}": None})
+            assert run(**lacking)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -133,7 +135,8 @@ def test_a_population_that_lacks_a_term_is_an_error(engine, run):
 @pytest.mark.parametrize("sizes", [[B] * (T + 1), [B + 1, B, B], [B, 1, 2], [B, B, 0], []])
 def test_batch_sizes_that_do_not_fit_are_an_error(engine, run, sizes):
     scan.set_backend(engine)
-    with pytest.raises(BnrnnError, match="batch_sizes must be"):
+    message = f"batch_sizes must be {T} numbers between {B} and 1, one per step, never increasing"
+    with pytest.raises(BnrnnError, match=message):
         run(**SCANS[run](), batch_sizes=sizes)
 
 
@@ -142,19 +145,40 @@ def test_a_state_of_another_batch_never_reaches_the_kernel():
         RHN(3, 512)(torch.randn(2, 400, 3), (torch.zeros(1, 512),))
 
 
-@pytest.mark.parametrize("run", [scan.lstm_scan, scan.rhn_scan], ids=lambda run: run.__name__)
-def test_bfloat16_acts_on_every_engine_or_is_refused(run):
-    arguments = {k: v for k, v in SCANS[run]().items() if k != "population"}
-    full = run(**arguments)[0]
+RECURRENCES = [pytest.param(scan.lstm_scan, problem, (False,) * 5, id="lstm"),
+               pytest.param(scan.rhn_scan, rhn_problem, dict.fromkeys(OF_RHN, False), id="rhn")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "draw", "none"), RECURRENCES)
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+def test_bfloat16_is_the_precision_of_products_alone(engine, run, draw, none):
+    scan.set_backend(engine)
+    args = in_dtype(draw(30 if draw is problem else 6, 8, 24))
+    full, low = (everything(run, args | {"product_dtype": dtype}, torch.float32) for dtype in (None, torch.bfloat16))
+    assert {v.dtype for v in low.values()} == {torch.float32}
+    assert 1e-4 < ((low["y"] - full["y"]).norm() / full["y"].norm()).item() < (1e-2 if draw is problem else 5e-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(run(**args)[0], low["y"])
+    halves = in_dtype(args, torch.bfloat16)
+    y, last, used = run(**halves)
+    assert {v.dtype for v in (y, *tree_leaves(last))} == {torch.bfloat16}
+    assert {v.dtype for v in used if v is not None} == {torch.float32}
+    assert torch.equal(y, run(**in_dtype(halves), product_dtype=torch.bfloat16)[0].bfloat16())
+    states = {name: args[name] for name in ("h", "c", "s") if name in args}
+    y, last, _ = run(**halves | states)
+    assert y.dtype == torch.bfloat16 and {v.dtype for v in tree_leaves(last)} == {torch.float32}
+
+
+@pytest.mark.parametrize(("run", "draw", "none"), RECURRENCES)
+def test_bfloat16_gives_the_same_on_every_engine_that_does_not_refuse_it(run, draw, none):
+    args, found = draw(4, 8, 24, given=none), []
     for engine in ("reference", "fused"):
         scan.set_backend(engine)
-        with torch.autocast("cpu", torch.bfloat16):
-            low = run(**arguments)[0]
-        error = ((low - full).norm() / full.norm()).item()
-        assert 1e-4 < error < 0.1, (engine, error)
+        found.append(everything(run, args | {"product_dtype": torch.bfloat16}, torch.float32))
+    assert_near("y", found[0]["y"], found[1]["y"], 1e-4)
     scan.set_backend("cpu")
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(BnrnnError, match="float32 on the CPU"):
-        run(**arguments)
+        run(**in_dtype(args))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

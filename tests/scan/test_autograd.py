@@ -2,57 +2,71 @@
 
 import gc
 import weakref
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from bnrnn import scan
-from bnrnn.scan.lstm import triton as lstm_triton
+from bnrnn.scan.lstm.triton import triton_scan
 from bnrnn.scan.native import build
 from bnrnn.scan.rhn.triton import rhn_triton_scan
 from tests.helpers import assert_near
-from tests.scan import cases, test_rhn
+from tests.scan.cases import OF_RHN, in_dtype, problem, rhn_problem
 
 needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
 CPU = pytest.param("cpu", marks=needs_compiler)
 
 
-def one_replica(*args: Tensor, **options):
-    """The Triton engine of the LSTM, for one set of parameters."""
-    add = partial(tree_map_only, Tensor, lambda value: value[None])
-    y, (h, c), used = lstm_triton.triton_scan(*map(add, args), **{k: add(v) for k, v in options.items()})
-    return y[0], (h[0], c[0]), used
-
-
 def run_lstm(engine: str, args: dict):
-    run = one_replica if engine == "triton" else scan.lstm_scan
-    return run(*(args[n] for n in cases.NAMES[:4]), **{k: v for k, v in args.items() if k not in cases.NAMES[:4]})
+    return (triton_scan if engine == "triton" else scan.lstm_scan)(**args)
 
 
 def run_rhn(engine: str, args: dict):
-    return test_rhn.call(rhn_triton_scan if engine == "triton" else scan.rhn_scan, args)
+    return (rhn_triton_scan if engine == "triton" else scan.rhn_scan)(**args)
 
 
 SCANS = [pytest.param(run, problem, engine, id=f"{name}-{engine}")
-         for name, run, problem in (("lstm", run_lstm, cases.problem), ("rhn", run_rhn, test_rhn.problem))
+         for name, run, problem in (("lstm", run_lstm, problem), ("rhn", run_rhn, rhn_problem))
          for engine in ("fused", "cpu", "triton")]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _engine(request):
+    """The engine that is selected; the Triton engine is called directly."""
+    engine = getattr(request.node, "callspec", None) and request.node.callspec.params.get("engine")
+    if engine == "cpu" and build.compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    scan.set_backend(engine if engine and engine != "triton" else "auto")
 
 
 def drawn(problem, **options) -> dict:
     """Random arguments in float32. All tensors but the population statistics require gradients."""
-    args = tree_map_only(Tensor, lambda value: value.float(), problem(2, 4, 5, **options))
+    args = in_dtype(problem(2, 4, 5, **options))
     return {k: v.requires_grad_() if isinstance(v, Tensor) else v for k, v in args.items()}
 
 
 @pytest.mark.parametrize(("run", "problem", "engine"), SCANS)
+def test_a_second_backward_raises(run, problem, engine):
+    y, *_ = run(engine, drawn(problem))
+    y.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="already run backward, which spent its buffers"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize(("run", "problem", "engine"), SCANS)
+@pytest.mark.parametrize("sizes", [None, [4, 3]])
+def test_without_gradients_a_scan_gives_the_same(run, problem, engine, sizes):
+    args = drawn(problem, batch_sizes=sizes)
+    expected = tree_leaves(run(engine, args))
+    with torch.no_grad():
+        assert all(map(torch.equal, tree_leaves(run(engine, args)), expected))
+
+
+@pytest.mark.parametrize(("run", "problem", "engine"), SCANS)
 def test_what_the_backward_pass_reads_must_not_change_before_it(run, problem, engine):
-    if engine == "cpu" and build.compiler() is None:
-        pytest.skip("needs a C++ compiler")
-    scan.set_backend("auto" if engine == "triton" else engine)
     args = drawn(problem, population=True)
     copied = ["h", "s", "c"] if engine == "triton" else ["x_proj"]  # the scan has a copy of its own
     copied += ["y"] if run is run_rhn else []  # y is a copy of the states
@@ -76,7 +90,6 @@ def test_what_the_backward_pass_reads_must_not_change_before_it(run, problem, en
 
 @pytest.mark.parametrize(("run", "problem", "engine"), SCANS)
 def test_autograd_keeps_all_tensors_and_may_move_them(run, problem, engine):
-    scan.set_backend("auto" if engine == "triton" else engine)
     args = drawn(problem)
     leaves = {k: v for k, v in args.items() if isinstance(v, Tensor)}
 
@@ -99,7 +112,6 @@ def test_autograd_keeps_all_tensors_and_may_move_them(run, problem, engine):
 
 @pytest.mark.parametrize(("run", "problem", "engine"), SCANS)
 def test_a_forward_pass_without_a_backward_pass_is_freed_at_once(run, problem, engine):
-    scan.set_backend("auto" if engine == "triton" else engine)
     gc.collect()
     gc.disable()
     try:
@@ -114,10 +126,9 @@ def test_a_forward_pass_without_a_backward_pass_is_freed_at_once(run, problem, e
 @pytest.mark.parametrize("engine", ["reference", "fused", CPU, "auto"])
 @pytest.mark.parametrize("population", [False, True])
 def test_a_batch_without_sequences_has_empty_results_and_gradients_of_zero(engine, population):
-    scan.set_backend(engine)
-    for run, problem in ((run_lstm, cases.problem), (run_rhn, test_rhn.problem)):
-        nothing = (False,) * 5 if run is run_lstm else dict.fromkeys(test_rhn.OPTIONAL, False)
-        args = drawn(problem, population=population, **({} if population else {"given": nothing}))
+    for run, draw in ((run_lstm, problem), (run_rhn, rhn_problem)):
+        nothing = (False,) * 5 if run is run_lstm else dict.fromkeys(OF_RHN, False)
+        args = drawn(draw, population=population, **({} if population else {"given": nothing}))
         args |= {k: v.detach()[..., :0, :].requires_grad_() for k, v in args.items() if k in ("x_proj", "h", "c", "s")}
         y, _, _ = run(engine, args)
         assert y.shape == (2, 0, 5)
@@ -128,14 +139,12 @@ def test_a_batch_without_sequences_has_empty_results_and_gradients_of_zero(engin
 @pytest.mark.parametrize(("run", "problem", "engine"), SCANS)
 @pytest.mark.parametrize("grad", [True, False])
 def test_the_last_state_has_memory_of_its_own(run, problem, engine, grad):
-    scan.set_backend("auto" if engine == "triton" else engine)
     with torch.set_grad_enabled(grad):
         y, last, _ = run(engine, drawn(problem))
     before = y.detach().clone()
     for state in (last,) if isinstance(last, Tensor) else last:
         assert state.untyped_storage().nbytes() == state.nbytes
-        if engine != "triton":  # here, its single replica is a view
-            state.detach_()
+        state.detach_()
         state.data.zero_()
     assert torch.equal(y, before)
 
@@ -144,7 +153,7 @@ def test_the_last_state_has_memory_of_its_own(run, problem, engine, grad):
 def test_a_change_of_any_weight_changes_an_evaluation():
     """`weight.data` has no version, and the memory of a freed weight is used again."""
     scan.set_backend("cpu")
-    args = {k: v.detach() if isinstance(v, Tensor) else v for k, v in drawn(cases.problem).items()}
+    args = in_dtype(problem(2, 4, 5))
     args["weight_hh"] = torch.randn(20, 5)
 
     def evaluated() -> Tensor:
@@ -160,9 +169,9 @@ def test_a_change_of_any_weight_changes_an_evaluation():
     args["weight_hh"].data.neg_()  # changes the same bit of all values
     last = evaluated()
     assert not torch.equal(last, before)
-    wide = {k: v.detach() if isinstance(v, Tensor) else v for k, v in cases.problem(1, 2, 32, (False,) * 5).items()}
+    wide = in_dtype(problem(1, 2, 32, (False,) * 5))
     with torch.no_grad():
-        in_order = run_lstm("cpu", wide := tree_map_only(Tensor, Tensor.float, wide))[0]
+        in_order = run_lstm("cpu", wide)[0]
         wide["weight_hh"].data.copy_(wide["weight_hh"].roll(2, 0))  # the fingerprint sums over every 64th value
         assert not torch.equal(run_lstm("cpu", wide)[0], in_order)
     scan.set_backend("reference")

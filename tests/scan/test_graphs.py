@@ -10,7 +10,7 @@ from bnrnn import scan
 from bnrnn.scan import graphs
 from tests.scan import captured
 from tests.scan.cases import problem as lstm_problem
-from tests.scan.test_rhn import problem as rhn_problem
+from tests.scan.cases import rhn_problem
 
 CASES = [
     pytest.param(scan.lstm_scan, lstm_problem, (4, 5, 3), id="lstm"),

@@ -71,29 +71,6 @@ def test_several_threads_give_the_same():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("function", [scan.normalize_sequence, scan.normalize_over_time])
-@pytest.mark.parametrize("name", ["gamma", "beta", "mean", "var"])
-@pytest.mark.parametrize("wrong", [lambda v: v[..., 1:], lambda v: v.double(), lambda v: v[None]])
-def test_wrong_shapes_and_dtypes_are_named_before_a_kernel_reads_them(function, name, wrong):
-    T, F = 4, 3
-    size = 1 if function is scan.normalize_over_time else T
-    args = {"gamma": torch.ones(F), "beta": torch.ones(F), "mean": torch.zeros(size, F), "var": torch.ones(size, F)}
-    args[name] = wrong(args[name])
-    with pytest.raises(BnrnnError, match=f"{name} does not match x: expected"):
-        function(torch.randn(T, 5, F), args["gamma"], args["beta"], 1e-5, (args["mean"], args["var"]))
-
-
-def test_a_sequence_without_a_batch_axis_and_batch_sizes_that_do_not_fit_are_named():
+def test_a_sequence_without_a_batch_axis_is_named():
     with pytest.raises(BnrnnError, match=r"x must be \(T, B, F\), got \(4, 3\)"):
         scan.normalize_sequence(torch.randn(4, 3), torch.ones(3), None, 1e-5)
-    for sizes in ([2, 2, 2], [3, 2, 2, 1], [2, 1, 2, 1], [2, 2, 2, 0]):
-        with pytest.raises(BnrnnError, match="batch_sizes must be 4 numbers between 2 and 1"):
-            scan.normalize_over_time(torch.randn(4, 2, 3), torch.ones(3), None, 1e-5, None, sizes)
-
-
-@pytest.mark.parametrize("function", [scan.normalize_sequence, scan.normalize_over_time])
-def test_scale_and_shift_may_be_any_view(function):
-    x, spread = torch.randn(4, 6, 5), torch.randn(5, 4)
-    gamma, beta = spread[:, 0], spread[:, 1]
-    expected = function(x, gamma.clone(), beta.clone(), 1e-5)[0]
-    assert torch.equal(function(x, gamma, beta, 1e-5)[0], expected)

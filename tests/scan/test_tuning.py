@@ -9,8 +9,9 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
-from bnrnn.scan.lstm import triton as lstm
-from bnrnn.scan.triton_shared import launches, tuning
+from bnrnn.scan.lstm.triton import LSTMForm, TritonLSTM
+from bnrnn.scan.rhn.triton import RHNForm, TritonRHN
+from bnrnn.scan.triton_shared import driver, launches, tuning
 from bnrnn.scan.triton_shared.tuning import Division, Size
 from bnrnn.system.files import writing
 
@@ -23,9 +24,9 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "_chosen", {})
 
 
-def size(B=64, H=100, direction="forward", replicas=1, name="lstm", precision="tf32") -> Size:
+def size(B=64, H=100, direction="forward", name="lstm", precision="tf32") -> Size:
     depth = H * (1 if direction == "forward" else 4)
-    return Size(f"{name} {direction}", replicas, tuning.tile_of(B), 4, H, depth, precision)
+    return Size(f"{name} {direction}", tuning.tile_of(B), 4, H, depth, precision)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -53,7 +54,7 @@ def test_the_fastest_candidate_is_stored_and_not_measured_again(tmp_path):
 
     def measure(division: Division) -> float:
         measured.append(division)
-        return 3.0 if not division.fused else math.inf if division.persistent else 5.0
+        return 3.0 if not division.fused else math.inf if division.whole_sequence else 5.0
 
     first = tuning.stored(size(), *H200, measure)
     assert first == replace(tuning.by_rule(size()), fused=False)
@@ -66,17 +67,19 @@ def test_the_fastest_candidate_is_stored_and_not_measured_again(tmp_path):
     assert len(json.loads(path.read_text())) == 2
     tuning.stored(size(), "NVIDIA A100", 108, measure)
     assert len(measured) == 2 * count and len(list((tmp_path / "bnrnn").iterdir())) == 2
+    tuning.stored(size(), H200[0], 66, measure)  # a process that has half of the GPU under MPS
+    assert len(measured) == 3 * count
 
 
 @pytest.mark.parametrize("error", [RuntimeError("too many blocks"), OutOfResources(300000, 232448, "shared memory")])
 def test_a_candidate_that_does_not_fit_is_not_chosen(error):
     def measure(division: Division) -> float:
-        if division.num_warps > 4 or division.persistent:
+        if division.num_warps > 4 or division.whole_sequence:
             raise error
         return 1.0 if division.units == 8 else 2.0
 
     found = tuning.stored(size(), *H200, measure)
-    assert (found.units, found.num_warps, found.persistent) == (8, 4, False)
+    assert (found.units, found.num_warps, found.whole_sequence) == (8, 4, False)
 
 
 def test_a_small_gain_does_not_replace_the_rule():
@@ -86,7 +89,7 @@ def test_a_small_gain_does_not_replace_the_rule():
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"other": 1}'])
 def test_a_damaged_file_is_measured_again(content):
-    path = tuning._path(H200[0])
+    path = tuning._path(*H200)
     path.parent.mkdir()
     path.write_text(content)
     assert tuning.stored(size(), *H200, lambda division: 1.0) == tuning.by_rule(size())
@@ -109,12 +112,12 @@ def test_a_file_that_cannot_be_written_costs_only_time(monkeypatch, caplog):
     assert "are measured again" in caplog.text
 
 
-def test_persistent_kernels_have_no_more_programs_than_the_device_runs_at_once():
-    for of in (size(), size(replicas=8), size(replicas=18), size(H=1000), size(H=2000), size(name="rhn")):
+def test_kernels_of_whole_sequences_have_no_more_programs_than_the_device_runs_at_once():
+    for of in (size(), size(H=1000), size(H=2000), size(name="rhn")):
         for candidate in tuning.candidates(of, 132):
-            assert not candidate.persistent or -(-of.units // candidate.units) * of.programs <= 132
-    assert any(candidate.persistent for candidate in tuning.candidates(size(replicas=8), 132))
-    assert not any(candidate.persistent for candidate in tuning.candidates(size(replicas=100), 132))
+            assert not candidate.whole_sequence or -(-of.units // candidate.units) <= 132
+    assert any(candidate.whole_sequence for candidate in tuning.candidates(size(), 132))
+    assert not any(candidate.whole_sequence for candidate in tuning.candidates(size(), 6)), "7 programs of 16 units"
 
 
 def test_on_a_cpu_the_rule_decides(monkeypatch):
@@ -123,13 +126,47 @@ def test_on_a_cpu_the_rule_decides(monkeypatch):
     assert tuning.division(size(), torch.device("cuda"), pytest.fail) == tuning.by_rule(size())
 
 
-def test_a_persistent_kernel_that_errs_is_never_chosen(monkeypatch):
-    of = lstm.Form(torch.device("cpu"), 3, 16, ("bias", "gamma_hh"), True, False, True, 1e-5, torch.float32, False, 1,
-                   False)  # fmt: skip
-    division = replace(tuning.by_rule(of.size("lstm", 1, 4, "forward")), persistent=True)
-    monkeypatch.setattr(lstm, "microseconds", lambda run: 2.0)
+def lstm_form() -> LSTMForm:
+    return LSTMForm(
+        device=torch.device("cpu"), hidden_size=3, num_gates=4, num_layers=1, tile=16, given=("bias", "gamma_hh"),
+        batch=True, padded=False, keep=True, eps=1e-5, low=torch.float32, tf32=False, ended_count=False,
+    )  # fmt: skip
+
+
+class Silent:
+    """A kernel that computes nothing."""
+
+    def __getitem__(self, grid):
+        return lambda *_, **__: None
+
+
+def test_a_kernel_of_whole_sequences_that_errs_is_never_chosen(monkeypatch):
+    of = lstm_form()
+    division = replace(tuning.by_rule(of.size("forward")), whole_sequence=True)
+    monkeypatch.setattr(tuning, "microseconds", lambda run: 2.0)
     for direction in ("forward", "backward"):
-        assert lstm._measure(of, 2, 4, direction, division) == 1.0  # two steps
-    monkeypatch.setattr(lstm, "forward_sequence", {(1, 1): lambda *_, **__: None})
+        assert driver.measure(TritonLSTM, of, 2, 4, direction, division) == 1.0  # two steps
+    calls = LSTMForm.calls
+
+    def silent(of, direction, division):
+        return [call._replace(kernel=Silent()) if division.whole_sequence else call
+                for call in calls(of, direction, division)]  # fmt: skip
+
+    monkeypatch.setattr(LSTMForm, "calls", silent)
     launches._known.clear()
-    assert lstm._measure(of, 2, 4, "forward", division) == math.inf
+    for direction in ("forward", "backward"):
+        assert driver.measure(TritonLSTM, of, 2, 4, direction, division) == math.inf
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("batch", [False, True])
+def test_the_division_of_every_recurrence_can_be_measured(batch, padded, monkeypatch):
+    monkeypatch.setattr(tuning, "microseconds", lambda run: run() or 12.0)
+    fields = vars(replace(lstm_form(), batch=batch, padded=padded))
+    highway = {k: v for k, v in fields.items() if k != "ended_count"} | {"num_gates": 2, "num_layers": 3}
+    of_rhn = RHNForm(**highway | {"given": ("bias", "gamma_s", "gamma_z"), "num_entered": 2})
+    for kind, of, expected in ((TritonLSTM, LSTMForm(**fields), 6.0), (TritonRHN, of_rhn, 2.0)):  # of two steps
+        for direction in ("forward", "backward"):
+            for fused in (False, True):
+                division = replace(tuning.by_rule(of.size(direction)), fused=fused)
+                assert driver.measure(kind, of, 2, 4, direction, division) == expected

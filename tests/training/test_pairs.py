@@ -2,6 +2,9 @@
 
 import json
 import math
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +100,15 @@ def test_every_model_and_dataset_is_in_the_help_and_in_one_row_of_the_table():
         assert sorted(listed) == sorted(options(group))
         assert all(name in text() for name in listed)
     assert "_base" not in text() and "gamma_init=0.1,0.3,1.0" in text() and "hydra:" not in text()
+
+
+def test_help_whose_reader_ends_shows_no_traceback():
+    with subprocess.Popen(
+        [sys.executable, "-m", "bnrnn.train", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as program:
+        program.stdout.close()
+        assert program.stderr.read() == b""
+    assert program.returncode == 128 + signal.SIGPIPE
 
 
 @pytest.mark.parametrize("model", ["rhn", "captioner/lstm"])

@@ -15,6 +15,7 @@ from bnrnn.report.claims import load_claim, rows_of
 from bnrnn.report.plots import EXPLODED, named
 from bnrnn.report.run import Run
 from bnrnn.report.runs import in_figures, longest
+from bnrnn.report.style import LOOKS, looks_of
 from bnrnn.system.files import write_text
 
 UPDATES, SECONDS, EPOCHS = "updates", "seconds of training updates", "epochs"
@@ -52,6 +53,7 @@ class Plot:
         points: the paper's points.
         members: what the members are, such as "seed".
         log_y: whether the vertical axis is logarithmic at first.
+        colors: the colors of rows that do not have the page's own.
     """
 
     axes: list[str]
@@ -60,6 +62,7 @@ class Plot:
     points: list[Line] = field(default_factory=list)
     members: str = "seed"
     log_y: bool = False
+    colors: dict[str, str] = field(default_factory=dict)
 
 
 def write(plot: Plot, path: Path) -> None:
@@ -136,7 +139,15 @@ def of_experiment(key: str, runs: list[Run], pages: dict[Path, str]) -> Plot | N
     titles = {metric: axis_title(metric) for metric in metrics if metric in has}
     log_y = any(y is not None and y > EXPLODED for line in lines if line.metric.endswith("/loss") for y in line.y)
     lines, points = (_in_order(part, key, claim["rows"]) for part in (lines, points))
-    return Plot(axes, titles, lines, points, log_y=log_y)
+    return Plot(axes, titles, lines, points, log_y=log_y, colors=_colors(key, claim["rows"]))
+
+
+def _colors(key: str, rows: str) -> dict[str, str]:
+    """The colors of rows that are numbers, which are those of the figure; other rows have them anyway."""
+    looks = looks_of(rows_of(key))
+    if looks is LOOKS:
+        return {}
+    return {named(rows, row): look.color for row, look in zip(rows_of(key), looks, strict=True)}
 
 
 def _in_order(lines: list[Line], key: str, rows: str) -> list[Line]:

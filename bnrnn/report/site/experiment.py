@@ -22,7 +22,7 @@ from bnrnn.training.cells import expand
 from bnrnn.training.results import config_record
 
 FIGURE = re.compile(r"^!\[(.*?)\]\((\S+?)\.png\)$", re.MULTILINE)
-IMAGE = re.compile(r"^!\[.*?\]\(\S+?\.(?:png|svg)\)\n", re.MULTILINE)
+IMAGE = re.compile(r"^!\[(.*?)\]\((\S+?\.(?:png|svg))\)\n", re.MULTILINE)
 LATER = re.compile(  # headings of sections that come after the figures
     r"^## (?:.*: quoted from the paper, not ours|.*: time to each level|Scores of captions|"
     r"Unfinished runs|All finished runs)$",
@@ -35,6 +35,7 @@ PLOT = """## Interactive plot
 
 <div id="curves" class="curves"><noscript>The plot needs JavaScript.</noscript></div>
 """
+EMBEDDED, LINKED = "![{title}]({path})\n\n", "All panels in one figure: [{title}]({path}).\n\n"
 OF_RUNS = """Thin lines are runs, thick lines their means over the seeds that are switched on, circles or dotted \
 lines the paper's curve. A cross marks the last finite value of a run that diverged. Click on a name in the legend to \
 hide it, and on a run's line to open its page. Seconds were measured on machines that also had other work."""
@@ -74,17 +75,23 @@ def render_page(key: str, has_plot: bool) -> str:
     else:
         body = render(key, RESULTS)
     title, _, body = with_figures(body, RESULTS / key.split("/")[0]).partition("\n")
-    figures = [match[0] + "\n" for match in IMAGE.finditer(body)]
+    shown = LINKED if has_plot and has_many_panels(claim, key) else EMBEDDED
+    figures = [shown.format(title=match[1], path=match[2]) for match in IMAGE.finditer(body)]
     first, rest = split(IMAGE.sub("", body))
     about = OF_ANALYSIS if "analysis" in claim else OF_RUNS
-    parts = [title, f"*{load_paper(key.split('/')[0])}.* {again(key)}\n", first.strip() + "\n", *figures]
-    parts += [PLOT.format(about=about)] if has_plot else []
-    parts += [rest]
+    parts = [title, f"*{load_paper(key.split('/')[0])}.* {again(key)}\n", first.strip() + "\n"]
+    plot = [PLOT.format(about=about)] if has_plot else []
+    parts += [*plot, *figures, rest] if shown is LINKED else [*figures, *plot, rest]
     if runs:
         parts.append(f"### Pages of the runs\n\n{render_runs(key, runs)}")
     parts += [recipe(key), deviations(key), provenance(key, runs)]
     parts.append(f"## What is missing\n\n{missing.render(key, RESULTS)}")
     return "\n".join(part for part in parts if part)
+
+
+def has_many_panels(claim: dict[str, Any], key: str) -> bool:
+    """Whether the figures of runs have so many panels that a page is too narrow for them; a plot shows them large."""
+    return "analysis" not in claim and len(sweep(key)[claim["cols"]]) > 2
 
 
 def rendered(name: str) -> str:

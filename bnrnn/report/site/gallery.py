@@ -22,8 +22,8 @@ def render() -> str:
         "Figures of what the trained models do. Each title links to the page with the numbers.\n",
         _section(ATTENTION, _attention, "The darker a word, the more attention the reader gives it before it answers. "
                  "Questions are from bAbI, task 1 (Weston et al. 2015)."),
-        _figure(CURVES, "fig2", "Learning curves of the LSTM and the BN-LSTM that read digits pixel by pixel. Dotted: "
-                "the paper's."),
+        _figure(CURVES, "fig2_pmnist", "Learning curves of the LSTM and the BN-LSTM that read digits pixel by pixel in "
+                "a permuted order. Dotted: the paper's."),
         _section(GRADIENTS, _image, "The norm of the gradient at each time step of a batch-normalized tanh RNN before "
                  "training: larger initial scales γ let it vanish."),
         _section(STATISTICS, _statistics, "Population statistics are averages over the training set, with which batch "

@@ -6,7 +6,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
-from bnrnn.scan.lstm.fused import PARAMETERS, Steps
+from bnrnn.scan.lstm.fused import PARAMETERS, LSTMSteps
 from bnrnn.scan.lstm.reference import Statistics
 from bnrnn.scan.native.build import address, library, pointer, sizes_of
 
@@ -27,7 +27,7 @@ class _Lstm(ctypes.Structure):
     )  # fmt: skip
 
 
-class CpuSteps(Steps):
+class CompiledLSTM(LSTMSteps):
     """Runs all steps of a sequence in one call of the compiled kernel."""
 
     def _arguments(self, **others: Tensor) -> _Lstm:

@@ -1,6 +1,7 @@
 """The recurrence as one autograd function over the whole sequence, with a backward pass derived by hand.
 
-`Steps` runs the time steps with torch operations, for any device and dtype; the compiled engine (cpu.py) is a subclass.
+`LSTMSteps` runs the time steps with torch operations, for any device and dtype; the compiled engine (cpu.py) is a
+subclass.
 Signature and equations are those of reference.py.
 
 Backward pass of step t. m() is the mean over the batch, z = BN(c), and x̂, û and ĉ are the normalized values before
@@ -16,25 +17,25 @@ and overwrites these with the gradients of x and u. With c and h, this takes ten
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from bnrnn.scan import autograd
 from bnrnn.scan.graphs import Captured
-from bnrnn.scan.lstm.reference import Options, Result, Statistics
+from bnrnn.scan.lstm.reference import LSTMOptions, Result, Statistics, shapes
 from bnrnn.scan.native.build import plain
-from bnrnn.scan.norm.reference import standardize, through_norm
+from bnrnn.scan.norm.reference import standardize
+from bnrnn.scan.steps import FusedSteps, common_fields, detached
 
 PARAMETERS = ("gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c")
 
 
-@dataclass
-class Steps:
-    """The arguments of a scan, and the values that the forward pass stores for the backward pass."""
+@dataclass(kw_only=True)
+class LSTMSteps(FusedSteps):
+    """The steps of an LSTM, with torch operations. x has 4H columns."""
 
-    x: Tensor  # (T, B, 4H), input product; the forward pass normalizes it, the backward pass writes its gradient here
     # (T, B, 4H), normalized recurrent product; the backward pass overwrites it; None without gradients
     u: Tensor | None
     c: Tensor  # (T, B, H)
@@ -43,22 +44,9 @@ class Steps:
     c_0: Tensor
     weight_hh: Tensor  # (4H, H)
     weight_ih: Tensor | None  # (4H, 1) if x is the only input feature (T, B, 1) instead of the input product
-    parameters: dict[str, Tensor | None]
-    statistics: Statistics
-    batch: bool  # whether to use batch statistics
-    eps: float
-    batch_sizes: list[int] | None
     ended_count: bool
-    product_dtype: torch.dtype
 
-    written = ("x", "u", "c", "y")  # by the forward pass; with batch statistics, also `statistics`
-
-    def fields(self) -> dict[str, Any]:
-        return vars(self)
-
-    def running(self, t: int) -> int:
-        """Number of sequences that run at step t."""
-        return self.batch_sizes[t] if self.batch_sizes else self.x.shape[1]
+    written = ("x", "u", "c", "y")
 
     def counted(self, t: int) -> int:
         """Number of sequences that count in the statistics of step t."""
@@ -66,35 +54,26 @@ class Steps:
 
     def forward(self) -> None:
         """Fill y, c and u, normalize x in place, and, with batch statistics, fill the statistics."""
-        y = self.y
-        gamma_ih, gamma_hh, _, gamma_c, beta_c = (self.parameters[name] for name in PARAMETERS)
-        mean_ih, var_ih, mean_hh, var_hh, mean_c, var_c = self.statistics
-        weight, h, c = self.weight_hh.t().to(self.product_dtype), self.h_0, self.c_0
+        gamma_ih, _, _, gamma_c, beta_c = (self.parameters[name] for name in PARAMETERS)
+        y, weight, h, c = self.y, self.weight_hh.t().to(self.product_dtype), self.h_0, self.c_0
         for t in range(len(y)):
             n, counted = self.running(t), self.counted(t)
-            u = (h[:counted].to(weight.dtype) @ weight).to(h.dtype)
-            if gamma_hh is not None:
-                u = standardize(u, mean_hh[t], var_hh[t], self.eps, self.batch)  # pyright: ignore
+            u = self.normalized(self.product(h[:counted], weight), "hh", t)
             if gamma_ih is not None:
-                self.x[t, :counted] = standardize(self.x[t, :counted], mean_ih[t], var_ih[t], self.eps, self.batch)  # pyright: ignore
+                self.x[t, :counted] = self.normalized(self.x[t, :counted], "ih", t)
             if self.u is not None:
                 self.u[t, :counted] = u
             i, f, g, o = self._gates(u[:n], self.x[t, :n])
             self.c[t, :n], self.c[t, n:] = f * c[:n] + i * g, c[n:]
             c = self.c[t]
-            z = c[:n]
-            if gamma_c is not None:
-                z = standardize(c[:counted], mean_c[t], var_c[t], self.eps, self.batch)[:n] * gamma_c  # pyright: ignore
+            z = c[:n] if gamma_c is None else self.normalized(c[:counted], "c", t)[:n] * gamma_c
             y[t, :n], y[t, n:] = o * (z if beta_c is None else z + beta_c).tanh(), h[n:]
             h = y[t]
 
     def _gates(self, u: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        for name, value in (("gamma_hh", u), ("gamma_ih", x)):
-            gamma = self.parameters[name]
-            scaled = value if gamma is None else gamma * value
-            u, x = (scaled, x) if name == "gamma_hh" else (u, scaled)
-        bias = self.parameters["bias"]
-        i, f, g, o = (u + x if bias is None else u + x + bias).chunk(4, dim=1)
+        gamma_ih, gamma_hh, bias, _, _ = (self.parameters[name] for name in PARAMETERS)
+        a = (u if gamma_hh is None else gamma_hh * u) + (x if gamma_ih is None else gamma_ih * x)
+        i, f, g, o = (a if bias is None else a + bias).chunk(4, dim=1)
         return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
 
     def backward(self, dy: Tensor, dh: Tensor, dc: Tensor, grads: dict[str, Tensor]) -> None:
@@ -104,32 +83,33 @@ class Steps:
         the parameters, and of weight_ih if it is given, to `grads`, and stores the gradient of weight_hh there.
         """
         assert self.u is not None
-        y = self.y
-        weight = self.weight_hh.to(self.product_dtype)
+        y, weight = self.y, self.weight_hh.to(self.product_dtype)
         for t in reversed(range(len(y))):
             n, counted = self.running(t), self.counted(t)
             dh += dy[t]
             self._step_back(t, n, counted, dh[:n], dc, grads)
-            dh_prev = (self.u[t, :counted].to(weight.dtype) @ weight).to(dh.dtype)
+            dh_prev = self.product(self.u[t, :counted], weight)
             dh[:n] = dh_prev[:n]
             dh[n:counted] += dh_prev[n:]
-        h_prev = torch.cat([self.h_0[None], y[:-1]]).flatten(0, 1).to(weight.dtype)
-        grads["weight_hh"] = (self.u.flatten(0, 1).t().to(weight.dtype) @ h_prev).to(dh.dtype)
+        h_prev = torch.cat([self.h_0[None], y[:-1]]).flatten(0, 1)
+        grads["weight_hh"] = self.outer(self.u.flatten(0, 1), h_prev)
 
     def _step_back(self, t: int, n: int, counted: int, dh: Tensor, dc: Tensor, grads: dict[str, Tensor]) -> None:
-        gamma_ih, gamma_hh, bias, gamma_c, beta_c = (self.parameters[name] for name in PARAMETERS)
-        _, var_ih, _, var_hh, mean_c, var_c = (None if v is None else v[t] for v in self.statistics)
+        bias, gamma_c, beta_c = (self.parameters[name] for name in ("bias", "gamma_c", "beta_c"))
         assert self.u is not None
         u, x, c = self.u[t, :counted], self.x[t, :counted], self.c[t, :counted]
         c_prev = self.c[t - 1] if t else self.c_0
         i, f, g, o = self._gates(u[:n], x[:n])
-        c_hat = c if gamma_c is None else (c - mean_c) * (var_c + self.eps).rsqrt()  # pyright: ignore
-        z = c_hat[:n] if gamma_c is None else gamma_c * c_hat[:n]
+        if gamma_c is None:
+            c_hat, z = c, c[:n]
+        else:
+            c_hat = standardize(c, self.statistics.mean_c[t], self.statistics.var_c[t], self.eps, False)
+            z = gamma_c * c_hat[:n]
         tanh_z = (z if beta_c is None else z + beta_c).tanh()
         dz = torch.zeros_like(c)
         dz[:n] = dh * o * (1 - tanh_z.square())
-        if gamma_c is not None and var_c is not None:
-            dz = through_norm(dz, c_hat, gamma_c, var_c, self.eps, self.batch, grads["gamma_c"], grads.get("beta_c"))
+        if gamma_c is not None:
+            dz = self.through_norm(dz, c_hat, "c", (t,), gamma_c, grads["gamma_c"], grads.get("beta_c"))
         elif beta_c is not None:
             grads["beta_c"] += dz.sum(0)
         dc[:counted] += dz
@@ -140,11 +120,9 @@ class Steps:
         dc[:n] *= f
         if bias is not None:
             grads["bias"] += da.sum(0)
-        for name, v, gamma, var in (("gamma_hh", u, gamma_hh, var_hh), ("gamma_ih", x, gamma_ih, var_ih)):
-            if gamma is None or var is None:
-                v.copy_(da)
-            else:
-                v.copy_(through_norm(da, v, gamma, var, self.eps, self.batch, grads[name], None))
+        for term, v in (("hh", u), ("ih", x)):
+            name = f"gamma_{term}"
+            v.copy_(self.through_norm(da, v, term, (t,), self.parameters[name], grads.get(name)))
         self.u[t, counted:] = 0
         self.x[t, counted:] = 0
 
@@ -163,7 +141,7 @@ class Steps:
 
 
 def fused_scan(
-    engine: Callable[..., Steps | Captured],
+    engine: Callable[..., LSTMSteps | Captured],
     x_proj: Tensor,
     h: Tensor,
     c: Tensor,
@@ -171,7 +149,7 @@ def fused_scan(
     *,
     weight_ih: Tensor | None = None,
     overwrite: bool = False,
-    **options: Unpack[Options],
+    **options: Unpack[LSTMOptions],
 ) -> Result:
     """`lstm_scan` of reference.py, whose time steps `engine` runs.
 
@@ -180,12 +158,12 @@ def fused_scan(
         weight_ih: (4H, 1). If given, x_proj is the only feature of the input (T, B, 1), which gets no gradient.
 
     """
-    inputs = (x_proj, h, c, weight_hh, weight_ih, *(options.get(name) for name in PARAMETERS))
-    with_grad = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs)
-    steps = prepare(engine, *inputs[:5], with_grad=with_grad, overwrite=overwrite, **options)
+    inputs = {"x_proj": x_proj, "h": h, "c": c, "weight_hh": weight_hh, "weight_ih": weight_ih}
+    tensors = inputs | {name: options.get(name) for name in PARAMETERS}
+    with_grad = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in tensors.values())
+    steps = prepare(engine, **inputs, with_grad=with_grad, overwrite=overwrite, **options)
     if with_grad:
-        names = ("x_proj", "h", "c", "weight_hh", "weight_ih", *PARAMETERS)
-        y, c = autograd.run(engine, steps, names, inputs)
+        y, c = autograd.run(engine, steps, tensors)
     else:
         steps.forward()
         y, c = steps.results()
@@ -193,7 +171,7 @@ def fused_scan(
 
 
 def prepare(
-    engine: Callable[..., Steps | Captured],
+    engine: Callable[..., LSTMSteps | Captured],
     x_proj: Tensor,
     h: Tensor,
     c: Tensor,
@@ -202,40 +180,23 @@ def prepare(
     *,
     with_grad: bool,
     overwrite: bool = False,
-    **options: Unpack[Options],
-) -> Steps | Captured:
+    **options: Unpack[LSTMOptions],
+) -> LSTMSteps | Captured:
     """The steps of `fused_scan` with these arguments, to be run."""
     T, B, _ = x_proj.shape
     G, H = weight_hh.shape
-    given = {name: options.get(name) for name in PARAMETERS}
-    inputs = (x_proj, h, c, weight_hh, weight_ih, *given.values())
-    constant = [None if v is None else plain(v.detach() if v.requires_grad else v) for v in inputs]
-    x, h_0, c_0, weight, of_input, *parameters = constant
-    assert x is not None and h_0 is not None and c_0 is not None and weight is not None
+    x = detached(x_proj)
     if weight_ih is None and not overwrite and x.data_ptr() == x_proj.data_ptr():
         x = x.clone()
-    population = options.get("population")
-    sizes = [(name, size) for name, size in (("gamma_ih", G), ("gamma_hh", G), ("gamma_c", H)) for _ in range(2)]
-    used = Statistics(
-        *(
-            None if given[name] is None else x.new_empty(T, size) if value is None else plain(value)
-            for (name, size), value in zip(sizes, population or Statistics(), strict=True)
-        )
-    )
     return engine(
         x=x,
         u=x.new_empty(T, B, G) if with_grad else None,
         c=x.new_empty(T, B, H),
         y=x.new_empty(T, B, H),
-        h_0=h_0,
-        c_0=c_0,
-        weight_hh=weight,
-        weight_ih=of_input,
-        parameters=dict(zip(PARAMETERS, parameters, strict=True)),
-        statistics=used,
-        batch=population is None,
-        eps=options.get("eps", 1e-5),
-        batch_sizes=options.get("batch_sizes"),
+        h_0=detached(h),
+        c_0=detached(c),
+        weight_hh=detached(weight_hh),
+        weight_ih=None if weight_ih is None else detached(weight_ih),
         ended_count=options.get("ended_count", False),
-        product_dtype=options.get("product_dtype") or weight.dtype,
+        **common_fields(x, PARAMETERS, Statistics, shapes(T, B, H), options),
     )

@@ -29,7 +29,15 @@ class Statistics(NamedTuple):
 Result = tuple[Tensor, tuple[Tensor, Tensor], Statistics]
 
 
-class Options(TypedDict, total=False):
+def shapes(T: int, B: int, H: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the arguments and statistics of a scan, by name."""
+    G = 4 * H
+    return {"x_proj": (T, B, G), "h": (B, H), "c": (B, H), "weight_hh": (G, H), "gamma_ih": (G,), "gamma_hh": (G,),
+            "bias": (G,), "gamma_c": (H,), "beta_c": (H,), "mean_ih": (T, G), "var_ih": (T, G), "mean_hh": (T, G),
+            "var_hh": (T, G), "mean_c": (T, H), "var_c": (T, H)}  # fmt: skip
+
+
+class LSTMOptions(TypedDict, total=False):
     """The optional arguments of `lstm_scan`, which every engine accepts."""
 
     gamma_ih: Tensor | None

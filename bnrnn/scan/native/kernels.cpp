@@ -1,5 +1,6 @@
 // Includes all kernels, so that the products that they share are compiled only once.
 
+#include "fingerprint.cpp"
 #include "products.cpp"
 
 #include "../lstm/cpu.cpp"

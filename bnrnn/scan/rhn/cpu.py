@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bnrnn.scan.native.build import address, library, sizes_of
 from bnrnn.scan.native.linear import outer
-from bnrnn.scan.rhn.fused import PARAMETERS, Steps
+from bnrnn.scan.rhn.fused import PARAMETERS, RHNSteps
 from bnrnn.scan.rhn.reference import RHNStatistics
 
 
@@ -24,7 +24,7 @@ class _Rhn(ctypes.Structure):
     )  # fmt: skip
 
 
-class CpuSteps(Steps):
+class CompiledRHN(RHNSteps):
     """Runs all steps of a sequence in one call of the compiled kernel."""
 
     def _arguments(self, **gradients: Tensor) -> _Rhn:

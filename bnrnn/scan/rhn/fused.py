@@ -14,7 +14,7 @@ R_d is then one matrix product over all steps.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -22,43 +22,27 @@ from torch import Tensor
 from bnrnn.scan import autograd
 from bnrnn.scan.graphs import Captured
 from bnrnn.scan.native.build import plain
-from bnrnn.scan.norm.reference import standardize, through_norm
-from bnrnn.scan.rhn.reference import Options, Result, RHNStatistics
+from bnrnn.scan.rhn.reference import Result, RHNOptions, RHNStatistics, shapes
+from bnrnn.scan.steps import FusedSteps, common_fields, detached
 
 PARAMETERS = ("bias", "gamma_x", "gamma_s", "beta_s", "gamma_z")
 
 
-@dataclass
-class Steps:
-    """The arguments of a scan, and the values that the forward pass stores for the backward pass."""
+@dataclass(kw_only=True)
+class RHNSteps(FusedSteps):
+    """The steps of a recurrent highway network, with torch operations."""
 
-    x: Tensor  # (T, B, G), input product; the forward pass normalizes it, the backward pass writes its gradient here
     a: Tensor  # (T, D, B, G), the sums a_d, after normalization if any; the backward pass writes their gradients here
     states: Tensor  # (T, D, B, H), s_d
     normal: Tensor | None  # (T, K, B, H), normalized states that enter the first K layers
     s_0: Tensor  # (B, H)
     weight: Tensor  # (D, G, H)
-    parameters: dict[str, Tensor | None]
-    statistics: RHNStatistics
-    batch: bool  # whether to use batch statistics
-    eps: float
-    batch_sizes: list[int] | None
-    product_dtype: torch.dtype
 
-    written = ("x", "a", "states", "normal")  # by the forward pass; with batch statistics, also `statistics`
-
-    def fields(self) -> dict[str, Any]:
-        return vars(self)
-
-    def running(self, t: int) -> int:
-        return self.batch_sizes[t] if self.batch_sizes else self.x.shape[1]
+    written = ("x", "a", "states", "normal")
 
     def before(self, t: int, d: int) -> Tensor:
         """s_{d-1}, the state that enters layer d of step t."""
         return self.states[t, d - 1] if d else self.states[t - 1, -1] if t else self.s_0
-
-    def product(self, v: Tensor, weight: Tensor) -> Tensor:
-        return (v.to(self.product_dtype) @ weight.to(self.product_dtype)).to(v.dtype)
 
     def entering(self, now: Tensor, t: int, d: int, n: int) -> Tensor:
         """The factor of R_d: the state `now`, or, if it is normalized, its normalized value with scale and shift."""
@@ -80,29 +64,22 @@ class Steps:
 
     def forward(self) -> None:
         """Fill a, states and normal, normalize x in place, and, with batch statistics, fill the statistics."""
-        mean_x, var_x, mean_s, var_s, mean_z, var_z = self.statistics
+        gamma_x = self.parameters["gamma_x"]
         for t in range(len(self.x)):
             n = self.running(t)
-            if mean_x is not None and var_x is not None:
-                self.x[t, :n] = standardize(self.x[t, :n], mean_x[t], var_x[t], self.eps, self.batch)
+            if gamma_x is not None:
+                self.x[t, :n] = self.normalized(self.x[t, :n], "x", t)
             for d, weight in enumerate(self.weight):
-                now, place = self.before(t, d)[:n], (t, d)
+                now = self.before(t, d)[:n]
                 if self.normal is not None and d < self.normal.shape[1]:
-                    assert mean_s is not None and var_s is not None
-                    self.normal[t, d, :n] = standardize(now, mean_s[place], var_s[place], self.eps, self.batch)
+                    self.normal[t, d, :n] = self.normalized(now, "s", t, d)
                 a = self.product(self.entering(now, t, d, n), weight.t())
                 if d == 0:
-                    a += self.scaled_input(t, n)
-                if mean_z is not None and var_z is not None:
-                    a = standardize(a, mean_z[place], var_z[place], self.eps, self.batch)
-                self.a[t, d, :n] = a
+                    a += self.x[t, :n] if gamma_x is None else self.x[t, :n] * gamma_x
+                self.a[t, d, :n] = self.normalized(a, "z", t, d)
                 h, transform, carry = self.gates(t, d, n)
                 self.states[t, d, :n] = torch.addcmul(h * transform, now, carry)
                 self.states[t, d, n:] = self.before(t, d)[n:]
-
-    def scaled_input(self, t: int, n: int) -> Tensor:
-        gamma = self.parameters["gamma_x"]
-        return self.x[t, :n] if gamma is None else self.x[t, :n] * gamma
 
     def backward(self, dy: Tensor, ds: Tensor, grads: dict[str, Tensor]) -> None:
         """Backpropagate dy, the gradient of y, and ds, the gradient of the last state.
@@ -123,13 +100,10 @@ class Steps:
         dweight = torch.empty_like(self.weight)
         for d in range(D):
             before = self.states[:, d - 1] if d else torch.cat([self.s_0[None], self.states[:-1, -1]])
-            dweight[d] = self.outer(self.a[:, d].reshape(T * B, G), self.entering_all(before, d).reshape(T * B, -1))
+            dweight[d] = self.outer(self.a[:, d].reshape(T * B, G), self.recurrent_inputs(before, d).reshape(T * B, -1))
         return dweight
 
-    def outer(self, da: Tensor, v: Tensor) -> Tensor:
-        return (da.to(self.product_dtype).t() @ v.to(self.product_dtype)).to(da.dtype)
-
-    def entering_all(self, before: Tensor, d: int) -> Tensor:
+    def recurrent_inputs(self, before: Tensor, d: int) -> Tensor:
         """`entering` for all steps (T, B, H). Values of finished sequences are arbitrary: their gradients are 0."""
         if self.normal is None or d >= self.normal.shape[1]:
             return before
@@ -151,9 +125,7 @@ class Steps:
         gamma, bias = self.parameters["gamma_z"], self.parameters["bias"]
         if gamma is not None:
             of_bias = None if bias is None else grads["bias"][d]
-            da = self._norm_back(
-                da, self.a[t, d, :n], gamma[d], self.statistics.var_z, (t, d), grads["gamma_z"][d], of_bias
-            )
+            da = self.through_norm(da, self.a[t, d, :n], "z", (t, d), gamma[d], grads["gamma_z"][d], of_bias)
         elif bias is not None:
             grads["bias"][d] += da.sum(0)
         self.a[t, d, :n], self.a[t, d, n:] = da, 0
@@ -163,20 +135,12 @@ class Steps:
             return back + dv
         of_beta = None if beta is None else grads["beta_s"][d]
         normal = self.normal[t, d, :n]
-        return back + self._norm_back(dv, normal, gamma[d], self.statistics.var_s, (t, d), grads["gamma_s"][d], of_beta)
+        return back + self.through_norm(dv, normal, "s", (t, d), gamma[d], grads["gamma_s"][d], of_beta)
 
     def _input_back(self, t: int, n: int, grads: dict[str, Tensor]) -> None:
-        dx, gamma = self.a[t, 0, :n], self.parameters["gamma_x"]
-        if gamma is not None:
-            dx = self._norm_back(dx, self.x[t, :n], gamma, self.statistics.var_x, (t,), grads["gamma_x"], None)
+        gamma = self.parameters["gamma_x"]
+        dx = self.through_norm(self.a[t, 0, :n], self.x[t, :n], "x", (t,), gamma, grads.get("gamma_x"))
         self.x[t, :n], self.x[t, n:] = dx, 0
-
-    def _norm_back(
-        self, dv: Tensor, v: Tensor, gamma: Tensor, var: Tensor | None, place: tuple[int, ...], dgamma: Tensor,
-        dbeta: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        assert var is not None
-        return through_norm(dv, v, gamma, var[place], self.eps, self.batch, dgamma, dbeta)
 
     def results(self) -> tuple[Tensor, Tensor]:
         """y and its last step, after the forward pass."""
@@ -192,49 +156,37 @@ class Steps:
 
 
 def rhn_fused_scan(
-    engine: Callable[..., Steps | Captured],
+    engine: Callable[..., RHNSteps | Captured],
     x_proj: Tensor,
     s: Tensor,
     weight: Tensor,
-    **options: Unpack[Options],
+    **options: Unpack[RHNOptions],
 ) -> Result:
     """`rhn_scan` of reference.py, whose time steps `engine` runs."""
     steps = prepare(engine, x_proj, s, weight, **options)
-    inputs = (x_proj, s, weight, *(options.get(name) for name in PARAMETERS))
-    y, s = autograd.run(engine, steps, ("x_proj", "s", "weight", *PARAMETERS), inputs)
+    inputs = {"x_proj": x_proj, "s": s, "weight": weight} | {name: options.get(name) for name in PARAMETERS}
+    y, s = autograd.run(engine, steps, inputs)
     return y, s, steps.statistics
 
 
 def prepare(
-    engine: Callable[..., Steps | Captured],
+    engine: Callable[..., RHNSteps | Captured],
     x_proj: Tensor,
     s: Tensor,
     weight: Tensor,
-    **options: Unpack[Options],
-) -> Steps | Captured:
+    **options: Unpack[RHNOptions],
+) -> RHNSteps | Captured:
     """The steps of `rhn_fused_scan` with these arguments, to be run."""
     (T, B, G), (D, _, H) = x_proj.shape, weight.shape
-    given, population = {name: options.get(name) for name in PARAMETERS}, options.get("population")
-    constant = {name: None if p is None else plain(p.detach()) for name, p in given.items()}
-    K = 0 if constant["gamma_s"] is None else len(constant["gamma_s"])
-    shapes = {"gamma_x": (T, G), "gamma_s": (T, K, H), "gamma_z": (T, D, G)}
-    used = [
-        None if given[name] is None else x_proj.new_empty(shape) if value is None else plain(value)
-        for (name, shape), value in zip(
-            [pair for pair in shapes.items() for _ in range(2)], population or RHNStatistics(), strict=True
-        )
-    ]
+    gamma_s = options.get("gamma_s")
+    K = 0 if gamma_s is None else len(gamma_s)
+    x = detached(x_proj).clone()
     return engine(
-        x=plain(x_proj.detach()).clone(),
-        a=x_proj.new_empty(T, D, B, G),
-        states=x_proj.new_empty(T, D, B, H),
-        normal=x_proj.new_zeros(T, K, B, H) if K else None,
-        s_0=plain(s.detach()),
-        weight=plain(weight.detach()),
-        parameters=constant,
-        statistics=RHNStatistics(*used),
-        batch=population is None,
-        eps=options.get("eps", 1e-5),
-        batch_sizes=options.get("batch_sizes"),
-        product_dtype=options.get("product_dtype") or weight.dtype,
+        x=x,
+        a=x.new_empty(T, D, B, G),
+        states=x.new_empty(T, D, B, H),
+        normal=x.new_zeros(T, K, B, H) if K else None,
+        s_0=detached(s),
+        weight=detached(weight),
+        **common_fields(x, PARAMETERS, RHNStatistics, shapes(T, B, G, D, H, K), options),
     )

@@ -34,7 +34,14 @@ class RHNStatistics(NamedTuple):
 Result = tuple[Tensor, Tensor, RHNStatistics]
 
 
-class Options(TypedDict, total=False):
+def shapes(T: int, B: int, G: int, D: int, H: int, K: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the arguments and statistics of a scan, by name. The first K layers normalize their input state."""
+    return {"x_proj": (T, B, G), "s": (B, H), "weight": (D, G, H), "bias": (D, G), "gamma_x": (G,), "gamma_s": (K, H),
+            "beta_s": (K, H), "gamma_z": (D, G), "mean_x": (T, G), "var_x": (T, G), "mean_s": (T, K, H),
+            "var_s": (T, K, H), "mean_z": (T, D, G), "var_z": (T, D, G)}  # fmt: skip
+
+
+class RHNOptions(TypedDict, total=False):
     """The optional arguments of `rhn_scan`, which every engine accepts."""
 
     bias: Tensor | None

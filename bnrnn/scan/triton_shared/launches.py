@@ -34,7 +34,7 @@ class Launches:
     Args:
         entries: names of the entries of the table.
         step: launches step number `offset` of a chunk, given (table, offset).
-        persistent: whether `step` launches one kernel that computes all steps.
+        whole_sequence: whether `step` launches one kernel that computes all steps.
         direction: 1 if steps go forward in time, -1 if backward.
         fixed: memory that the graphs use whatever the scan, by name of its entry.
     """
@@ -46,11 +46,11 @@ class Launches:
         step: Callable[[Tensor, int], None],
         direction: int,
         fixed: dict[str, Tensor],
-        persistent: bool = False,
+        whole_sequence: bool = False,
     ) -> None:
         self.entries, self.step, self.direction, self.fixed = entries, step, direction, fixed
         self.table = torch.zeros(len(entries), dtype=torch.int64, device=device)
-        self.persistent = persistent
+        self.whole_sequence = whole_sequence
         self.runs, self.graphs = 0, dict[int, Any]()
 
     def run(self, num_steps: int, values: dict[str, int | Tensor | None]) -> None:
@@ -66,7 +66,7 @@ class Launches:
         given = [values.get(name) for name in self.entries]
         numbers = torch.tensor([v.data_ptr() if isinstance(v, Tensor) else v or 0 for v in given], device="cpu")
         self.table.copy_(to_device(numbers, self.table.device))
-        if self.persistent:
+        if self.whole_sequence:
             return self.step(self.table, 0)
         replay = self.runs > 0 and graphs.possible(self.table.device)
         self.runs += 1

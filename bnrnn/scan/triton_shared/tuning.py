@@ -20,7 +20,7 @@ from bnrnn.system.files import write_json
 
 LOG = logging.getLogger("bnrnn")
 ROUNDS = 3  # of a measurement; the least time counts
-PERSISTENT = ("lstm forward", "lstm backward")  # sizes that have a kernel for whole sequences
+WHOLE_SEQUENCE = ("lstm forward", "lstm backward")  # sizes that have a kernel for whole sequences
 GAIN = 0.97  # a candidate replaces the rule's choice if it takes at most so much of its time
 
 
@@ -39,12 +39,11 @@ class Division:
     depth: int
     num_warps: int
     num_stages: int
-    persistent: bool = False  # one launch computes all steps
+    whole_sequence: bool = False  # one launch computes all steps
 
-    def constants(self) -> dict[str, Any]:
-        """The compile-time constants and options of a kernel."""
-        return {"FUSED": self.fused, "J": self.units, "K": self.depth, "num_warps": self.num_warps,
-                "num_stages": self.num_stages}  # fmt: skip
+    def options(self) -> dict[str, Any]:
+        """Options of a launch."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,6 @@ class Size:
 
     Args:
         name: of the recurrence and the direction.
-        programs: number of replicas.
         tile: rows of a tile.
         gates: number of gates of a tile, a power of two.
         depth: of the product.
@@ -61,7 +59,6 @@ class Size:
     """
 
     name: str
-    programs: int
     tile: int
     gates: int
     units: int
@@ -96,11 +93,11 @@ def candidates(size: Size, processors: int) -> Iterator[Division]:
     fused = replace(rule, fused=True, units=max(8, rule.units))
     others = [fused, replace(rule, fused=False), replace(fused, units=24 - fused.units if fused.units <= 16 else 16),
               replace(fused, num_warps=2 * rule.num_warps)]  # fmt: skip
-    if size.name in PERSISTENT and size.units <= 1024:
-        others += [replace(v, persistent=True) for v in (fused, others[2])]
+    if size.name in WHOLE_SEQUENCE and size.units <= 1024:
+        others += [replace(v, whole_sequence=True) for v in (fused, others[2])]
     for other in others:
-        resident = -(-size.units // other.units) * size.programs <= processors
-        if other not in seen and other.num_warps <= 16 and (resident or not other.persistent):
+        resident = -(-size.units // other.units) <= processors
+        if other not in seen and other.num_warps <= 16 and (resident or not other.whole_sequence):
             seen.add(other)
             yield other
 
@@ -137,9 +134,17 @@ def microseconds(run: Callable[[], None]) -> float:
 _chosen: dict[tuple[Size, torch.device], Division] = {}
 
 
+def step_by_step(size: Size, device: torch.device, division: Division, error: Exception) -> Division:
+    """The division for the rest of this process, after the launch of a whole sequence failed: one launch a step."""
+    message = "%s cannot run (%s): other processes may use the GPU. Its steps are launched one by one, more slowly."
+    LOG.warning(message, size.name, (str(error).splitlines() or [""])[0])
+    _chosen[size, device] = replace(division, whole_sequence=False)
+    return _chosen[size, device]
+
+
 def stored(size: Size, name: str, processors: int, measure: Callable[[Division], float]) -> Division:
     """The fastest candidate for a device of this name: read from the folder of caches, or measured and written."""
-    path, key = _path(name), repr(size)
+    path, key = _path(name, processors), repr(size)
     known = _read(path)
     if key in known:
         return known[key]
@@ -166,9 +171,10 @@ def _time(measure: Callable[[Division], float], candidate: Division) -> float:
         return math.inf
 
 
-def _path(name: str) -> Path:
+def _path(name: str, processors: int) -> Path:
+    """The file of a device of this name. Under MPS, a process may have only a share of its multiprocessors."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "bnrnn"
-    versions = "\0".join([name, torch.__version__, triton.__version__, _kernels()])
+    versions = "\0".join([name, str(processors), torch.__version__, triton.__version__, _kernels()])
     return folder / f"divisions-{hashlib.sha256(versions.encode()).hexdigest()[:16]}.json"
 
 

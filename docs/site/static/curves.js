@@ -82,7 +82,7 @@
   function traces(panel) {
     const found = [];
     rows.forEach((row, k) => {
-      const color = COLORS[k % COLORS.length];
+      const color = plot.colors[row] || COLORS[k % COLORS.length];
       const dash = DASHES[k % DASHES.length];
       const lines = drawnLines(row, panel);
       const withMean = state.mean && lines.length > 1;
