@@ -20,7 +20,7 @@ from types import FrameType
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from bnrnn.errors import BnrnnError, lacks_memory, mendable
+from bnrnn.errors import BnrnnError, first_line, lacks_memory, mendable
 from bnrnn.system.locks import Locked, NoLocks, holder, is_being_trained, this_process
 from bnrnn.system.processes import end_with
 from bnrnn.train import train
@@ -77,8 +77,8 @@ def work(cells: list[Cell], since: float, failed: set[Path]) -> None:
             except Exception as error:
                 if is_broken(error):
                     with suppress(BnrnnError):
-                        write_log(cell.folder, f"the GPU can no longer be used in this process: {error_line(error)}")
-                    raise BrokenDevice(f"{cell.title}: {error_line(error)}") from error
+                        write_log(cell.folder, f"the GPU can no longer be used in this process: {first_line(error)}")
+                    raise BrokenDevice(f"{cell.title}: {first_line(error)}") from error
                 failed.add(cell.folder)
                 _report(cell, error)
     failed |= unreadable
@@ -89,11 +89,6 @@ def is_broken(error: Exception) -> bool:
     signs = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
     is_fault = any(sign in str(error) for sign in signs) and "no kernel image" not in str(error)
     return is_fault and not lacks_memory(error)
-
-
-def error_line(error: Exception) -> str:
-    """The first line of the message of an error."""
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _report(cell: Cell, error: Exception) -> None:

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from bnrnn.config import CONF, checking_files, compose_config
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, first_line
 from bnrnn.training.pairs import options
 
 MOST_THREADS = 512  # far more than this crash OpenMP
@@ -186,7 +186,7 @@ def with_nearest_key(error: Exception, keys: Callable[[], list[str]]) -> str:
     match = re.search(r"Could not override '([^']+)'", str(error))
     if match is None:
         return str(error)
-    key, said = match[1], str(error).splitlines()[0].rstrip(".")
+    key, said = match[1], first_line(error).rstrip(".")
     existing = keys()
     if members := [k for k in existing if k.startswith(f"{key}.") and "._" not in k]:
         return f"{said}: it is a group of options; give one of them, such as {members[0]}"
