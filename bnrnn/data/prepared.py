@@ -18,7 +18,7 @@ from jaxtyping import Int, Shaped
 
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.system.files import read_json, write_json
+from bnrnn.system.files import make_folder, read_json, write_json
 from bnrnn.system.processes import children_end_too
 
 CHECKSUMS = "checksums.json"
@@ -50,7 +50,7 @@ def read_parts(
         if not part.exists()
     ]
     if missing:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write = partial(_write_part, read=read, features=features)
         processes = min(num_proc, len(missing))
         with children_end_too():
