@@ -82,7 +82,7 @@ test: setup  ## run the test suite; needs no GPU and no network
 test-slow: setup  ## run the tests of five seconds or more: exported programs, compiled kernels, the package, kills
 	$(PYTHON) -m pytest -n 2 -q -m slow
 
-versions: setup  ## test the engines under the lowest and the highest torch that pyproject.toml allows: gigabytes
+versions: setup  ## test under the lowest and the highest versions of all packages that pyproject.toml allows: gigabytes
 	$(VENV)/bin/nox
 
 test-slurm: setup  ## test sweeps on a Slurm cluster that it starts on this machine: as root, half an hour

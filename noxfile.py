@@ -1,7 +1,7 @@
-"""The tests of the engines, under the lowest and the highest versions that pyproject.toml allows for torch.
+"""Tests under the lowest and the highest versions of all direct dependencies that pyproject.toml allows.
 
 nox                     both, each in an environment of its own; `make versions` does the same
-nox -s "engines(end='lowest')"
+nox -s "versions(end='lowest')"
 
 The lowest torch is a CUDA build of several gigabytes, which brings its own Triton. No GPU is needed.
 """
@@ -14,23 +14,26 @@ import nox
 
 nox.options.default_venv_backend = "venv"
 PROJECT = tomllib.loads(Path(__file__).with_name("pyproject.toml").read_text())["project"]
-TESTS = ["tests/scan", "tests/layers/test_no_waiting.py", "tests/test_kernels.py"]
-TOOLS = ["pytest", "beartype"]
+EXTRAS = ("train", "gpu", "speech", "sweep", "test")  # those of other extras are tested in the newest versions only
+TESTS = ["tests/scan", "tests/layers", "tests/test_kernels.py", "tests/test_config.py", "tests/test_train.py"]
 
 
-def requirement(end: str) -> str:
-    """torch at this end of the range that pyproject.toml allows."""
-    (allowed,) = (line for line in PROJECT["dependencies"] if re.match(r"torch\b", line))
-    lowest = re.search(r">=([\d.]+)", allowed)
-    assert lowest is not None, f"torch has no lower bound in pyproject.toml: {allowed}"
-    return f"torch=={lowest[1]}.*" if end == "lowest" else allowed
+def lowest(requirement: str) -> str:
+    """The lowest version that a requirement allows: torch==2.11 for torch>=2.11,<2.14."""
+    found = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:,<[\d.]+)?(;.*)?", requirement)
+    assert found is not None, f"{requirement} in pyproject.toml has no lower bound"
+    return f"{found[1]}=={found[2]}{found[3] or ''}"
+
+
+def requirements(end: str) -> list[str]:
+    """All direct dependencies of the layers, of training and of the tests, at this end of their ranges."""
+    groups = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in EXTRAS)]
+    return [lowest(line) if end == "lowest" else line for group in groups for line in group]
 
 
 @nox.session
 @nox.parametrize("end", ["lowest", "highest"])
-def engines(session: nox.Session, end: str) -> None:
-    """Run the tests of the engines, and compile the kernels."""
-    (hydra,) = (line for line in PROJECT["optional-dependencies"]["train"] if line.startswith("hydra-core"))
-    session.install(requirement(end), hydra, *TOOLS, "-e", ".[gpu]")
-    session.run("python", "-c", "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__)")
-    session.run("python", "-m", "pytest", "-q", *TESTS, *session.posargs)
+def versions(session: nox.Session, end: str) -> None:
+    """Run the tests of layers, engines, configurations and training, and compile the kernels."""
+    session.install(*requirements(end), "-e", ".")
+    session.run("python", "-m", "pytest", "-q", "-m", "not slow", *TESTS, *session.posargs)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from bnrnn.errors import BnrnnError
 from bnrnn.system.files import read_text, reading
@@ -42,8 +42,17 @@ def check_files() -> None:
     remedy, what = "restore it with git, or install bnrnn again", "a configuration file"
     for path in sorted(CONF.rglob("*.yaml")):
         with reading(path, remedy, what):
-            if not isinstance(yaml.load(read_text(path, remedy, what), LOADER), dict | list):
+            content = yaml.load(read_text(path, remedy, what), LOADER)
+            if path.stem.startswith("campaign"):  # a list of entries (bnrnn.training.progress)
+                continue
+            if not isinstance(content, dict):
                 raise ValueError("expected keys and values")
+            if not isinstance(content.get("hydra", {}), dict):
+                raise ValueError("expected keys and values below hydra")
+            defaults = content.get("defaults", [])
+            if not isinstance(defaults, list) or not all(isinstance(given, str | dict) for given in defaults):
+                raise ValueError("expected a list of options below defaults")
+            OmegaConf.create(content)  # refuses half an interpolation
 
 
 @contextmanager

@@ -21,6 +21,11 @@ class MissingData(BnrnnError):
     """A dataset, a part of it, or a package that reads it is not there. The message says how to get it."""
 
 
+def first_line(error: Exception) -> str:
+    """The first line of the message of an error, or the name of its type if it has no message."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
     """The error if a user can correct it, or None if it is a bug.
 
@@ -38,9 +43,8 @@ def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
         )
         return BnrnnError(f"{cause.filename} cannot be used ({cause.strerror}): {remedy}")
     if lacks_memory(error):
-        first = (str(error) or type(error).__name__).splitlines()[0]
         return BnrnnError(
-            f"not enough memory ({first}): use a smaller batch_size or population_batch_size, or another "
+            f"not enough memory ({first_line(error)}): use a smaller batch_size or population_batch_size, or another "
             "machine; what was saved is unchanged"
         )
     return None

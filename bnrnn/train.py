@@ -23,7 +23,7 @@ from bnrnn.system.files import make_folder, reading, remove_empty
 from bnrnn.system.locks import LOCK, locked
 from bnrnn.training import checkpoint, mirror
 from bnrnn.training.build import build, engines_of, evaluation_order, optimizer_of
-from bnrnn.training.cells import check_named
+from bnrnn.training.cells import check_named, sweep_folder
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.help import text
 from bnrnn.training.last_lines import last_lines
@@ -94,7 +94,7 @@ def _train(
         say(text, title)
         write_log(run_dir, text)
 
-    wandb_run = mirror.start(cfg, record, run_dir.parent, overrides, state.run_id, warn)
+    wandb_run = mirror.start(cfg, record, sweep_folder(run_dir.absolute(), overrides), overrides, state.run_id, warn)
     kept = saved.get("records_sha256") if saved else None
     with Stop() as stop, RunLog(run_dir, title, state.num_records, wandb_run, kept) as log:
 

@@ -27,7 +27,7 @@ from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.log import METRICS, read_jsonl
 from bnrnn.training.results import FILE, Result
-from tests.stress.processes import forked
+from tests.stress.processes import run as forked
 
 GIGABYTE = 1 << 30
 PIECE = 1 << 26

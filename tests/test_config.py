@@ -1,12 +1,16 @@
 import re
+import shutil
 
 import pytest
 import torch
+import yaml
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from bnrnn import config
 from bnrnn.config import ROOT, compose_config, grid_of, label, sweep, targets, with_present_paths
 from bnrnn.data.mnist import SequentialMNIST
+from bnrnn.errors import BnrnnError
 from bnrnn.layers.population import has_batch_norm
 from bnrnn.report.claim_types import Analysis
 from bnrnn.report.claims import entries, tables
@@ -47,12 +51,16 @@ def is_number(key: str) -> bool:
     return key == "seed" or "." in key
 
 
+def sizes_of(cfg) -> dict[str, int]:
+    """The sizes of the data of a configuration, as its model is built with them."""
+    names = ("input_size", "output_size", "t_max", "feature_size")
+    return dict(zip(names, SIZES.get(cfg.data._target_.split(".")[-1], SMALL), strict=False))
+
+
 def build(cfg):
     """The model and the optimizer of a configuration, without memory for their weights."""
-    names = ("input_size", "output_size", "t_max", "feature_size")
-    sizes = dict(zip(names, SIZES.get(cfg.data._target_.split(".")[-1], SMALL), strict=False))
     with torch.device("meta"):
-        model = instantiate(cfg.model, **sizes)
+        model = instantiate(cfg.model, **sizes_of(cfg))
         return model, instantiate(cfg.optim)(model.parameters())
 
 
@@ -72,9 +80,42 @@ def test_an_experiment_is_called_by_its_path_and_names_its_own_grid_and_length(k
     assert sweep(key) == composed, "the grid is read from this file alone"
     numbers = [value for k, values in composed.items() if is_number(k) for value in values]
     assert not any(isinstance(OmegaConf.create(f"x: {value}").x, str) for value in numbers), numbers
-    choices = cfg.hydra.runtime.choices  # with hydra.mode=RUN there is no sweep: a single run is a cell of the grid
-    assert all(choices[group] in values for group, values in composed.items() if group in choices)
+    chosen = yaml.safe_load(text).get("defaults", [])  # with hydra.mode=RUN these are those of the single run
+    named = {
+        k.removeprefix("override /"): option
+        for given in chosen
+        if isinstance(given, dict)
+        for k, option in given.items()
+    }
+    assert all(option in composed[group] for group, option in named.items() if group in composed), "no cell of the grid"
     assert has_a_length(cfg.budget) and cfg.budget.name == "paper"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[1, 2]",
+        "hydra:\n",
+        "defaults:\n",
+        "defaults: [null]\n",
+        "defaults: [_self_]\nlr: ${\n",
+        "a: [",
+        "\xff",
+        "",
+        "a text",
+    ],
+)
+def test_a_damaged_file_of_a_recipe_is_named(tmp_path, monkeypatch, content):
+    shutil.copytree(CONF, tmp_path / "conf")
+    monkeypatch.setattr(config, "CONF", tmp_path / "conf")
+    config.check_files()
+    (tmp_path / "conf/experiment/quickstart.yaml").write_bytes(f"# @package _global_\n{content}".encode("latin1"))
+    message = r"experiment/quickstart.yaml is not a configuration file \(.*restore it with git"
+    with pytest.raises(BnrnnError, match=message):
+        config.check_files()
+    if "{" in content or "hydra" in content or "defaults" in content:  # these give hydra errors that name no file
+        with pytest.raises(BnrnnError, match=message):
+            compose_config("experiment=quickstart")
 
 
 def has_a_length(budget) -> bool:
@@ -87,7 +128,8 @@ def test_every_value_of_a_grid_composes_with_another_budget_and_builds_its_model
         cfg = apply_trial(compose_config(f"experiment={key}", "budget=smoke", *overrides))
         assert (cfg.budget.updates, cfg.budget.name) == (4, "smoke") and has_a_length(cfg.budget)
         model, optimizer = build(cfg)
-        assert sum(p.numel() for p in model.parameters()) > 40_000
+        sizes = [size for parameter in model.parameters() for size in parameter.shape]
+        assert sizes_of(cfg)["output_size"] in sizes, "the model must score every class of the data"
         assert optimizer.param_groups[0]["lr"] == cfg.optim.lr
 
 

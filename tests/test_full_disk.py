@@ -18,7 +18,7 @@ import pytest
 from bnrnn.config import ROOT
 from bnrnn.scan.native.build import compiler
 from bnrnn.train import train
-from tests.stress.processes import forked
+from tests.stress.processes import run as forked
 from tests.test_train import short, without_time
 
 LIBRARY = r"""

@@ -42,9 +42,9 @@ import bnrnn
 import torch
 y, _ = bnrnn.LSTM(3, 4, norm="batch", t_max=5)(torch.randn(5, 2, 3))
 assert y.shape == (5, 2, 4)
-from bnrnn import commands
+from bnrnn.commands import console
 try:
-    commands.train()
+    console.train()
 except SystemExit as error:
     print(error)
 """

@@ -9,6 +9,7 @@ import torch
 
 from bnrnn.bench.layers import SHAPES, Shape, build, draw, relative_errors, step
 from bnrnn.bench.timing import NN_LSTM, engines, fastest, time_in_turn
+from bnrnn.errors import first_line
 from bnrnn.scan import set_backend
 
 LENGTHS = {"S1": 20, "S2": 4, "S3": 2, "S4": 4, "S5": 4}  # time steps, so that each shape takes seconds
@@ -53,7 +54,7 @@ def errors_of(shape: Shape, T: int, device: torch.device) -> tuple[dict[str, flo
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def times(shape: Shape, T: int, device: torch.device) -> str:

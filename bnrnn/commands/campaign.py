@@ -26,7 +26,7 @@ from typing import Any
 
 from bnrnn.commands.kept import render_kept
 from bnrnn.commands.status import render
-from bnrnn.commands.workers import MENDABLE, STOPPED, may_be_replaced, run_worker, was_killed
+from bnrnn.commands.workers import MENDABLE, PATIENCE, STOPPED, may_be_replaced, run_worker, was_killed
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.system.locks import is_being_trained
@@ -92,9 +92,7 @@ def run_campaign(options: Options) -> int:
             if None not in found:
                 break
             time.sleep(0.1)
-        for worker in workers:
-            worker.terminate()
-        statuses = [worker.wait() for worker in workers]
+        statuses = _stop(workers)
         print(f"\n{render(entries, options.out_dir)}", end="", flush=True)
         failures = [f"{cell.title} failed: {reason}" for cell in in_order(entries, "")
                     if (reason := failure(cell.folder, options.since)) is not None]  # fmt: skip
@@ -118,6 +116,21 @@ def _start(options: Options, lane: str) -> subprocess.Popen[bytes]:
         *(f"{k}={v}" for k, v in given.items() if v != ""),
     ]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+
+
+def _stop(workers: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Tell the workers to save their runs and end. Kill those that do not within PATIENCE. Returns exit statuses."""
+    for worker in workers:
+        worker.terminate()
+    end = time.monotonic() + PATIENCE
+    for worker in workers:
+        try:
+            worker.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            say(f"worker {worker.pid} did not stop within {PATIENCE:g} seconds and is killed: its run resumes from its "
+                "last checkpoint")  # fmt: skip
+            worker.kill()
+    return [worker.wait() for worker in workers]
 
 
 def compress(options: Options) -> None:

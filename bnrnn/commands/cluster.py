@@ -199,7 +199,7 @@ def _last_line(path: Path) -> str:
 
 def render_status(cells: list[Cell]) -> str:
     """A table with one row per run: its state, its process, its progress and the time left. Nothing is measured."""
-    known = load_known(cells[0].folder.parent.parent)
+    known = load_known(cells[0].sweep_folder.parent)
     try:
         tasks = queued(submissions(folder_of(cells)).keys())
         workers = describe(tasks)

@@ -65,7 +65,7 @@ class Live:
     def refresh(self) -> None:
         """Read the files of the runs, and show them: running ones first, as many as the terminal has lines for."""
         self.looked = time.monotonic()
-        known = load_known(self.cells[0].folder.parent.parent)
+        known = load_known(self.cells[0].sweep_folder.parent)
         runs = [run_of(cell, known, math.nan) for cell in self.cells]
         states = [self._state(cell, run.state) for cell, run in zip(self.cells, runs, strict=True)]
         order = sorted(range(len(runs)), key=lambda n: (states[n] != "running", states[n] in OVER))

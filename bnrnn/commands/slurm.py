@@ -103,7 +103,7 @@ class Task:
             sys.exit(f"error: {error}")
 
     def _work(self, cells: list[Cell]) -> None:
-        check_locks(cells[0].folder.parent)
+        check_locks(cells[0].sweep_folder)
         statuses: list[int] = []
         with Stop() as stop:  # at its end, submitit's handler of SIGUSR2 queues the task again and exits
             is_free = self._wait_for_predecessor(cells, stop)
@@ -142,4 +142,4 @@ def is_over(cell: Cell, since: float) -> bool:
 
 def folder_of(cells: list[Cell]) -> Path:
     """The folder of a sweep's jobs: their logs, what they run, and which sweep was submitted."""
-    return cells[0].folder.parent / "slurm"
+    return cells[0].sweep_folder / "slurm"

@@ -31,7 +31,7 @@ def main() -> None:
         raise BnrnnError(f"jobs={jobs} is not valid: expected the number of processes, such as jobs=2")
     cells, since = expand(arguments), time.time()
     check_cells(cells)
-    make_folder(cells[0].folder.parent)  # an out_dir that cannot be used is one message too
+    make_folder(cells[0].sweep_folder)  # an out_dir that cannot be used is one message too
     with Stop() as stop:
         with Live(cells, since) as live:
             run_team(cells, since, int(jobs), stop, look=live.look, is_silent=live.is_shown)

@@ -20,7 +20,7 @@ from types import FrameType
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from bnrnn.errors import BnrnnError, lacks_memory, mendable
+from bnrnn.errors import BnrnnError, first_line, lacks_memory, mendable
 from bnrnn.system.locks import Locked, NoLocks, holder, is_being_trained, this_process
 from bnrnn.system.processes import end_with
 from bnrnn.train import train
@@ -33,6 +33,7 @@ from bnrnn.training.stop import Interrupted, Stop
 MENDABLE = (HydraException, OmegaConfBaseException)
 STOPPED = 128 + signal.SIGTERM  # exit status of a worker that was told to stop
 BROKEN = 75  # exit status of a worker that cannot use the GPU any more; another process may
+PATIENCE = 600.0  # seconds for a worker to save its run after SIGTERM; then it is killed
 MOST_DEATHS = 2  # a run whose process is killed so often has failed
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
 
@@ -76,8 +77,8 @@ def work(cells: list[Cell], since: float, failed: set[Path]) -> None:
             except Exception as error:
                 if is_broken(error):
                     with suppress(BnrnnError):
-                        write_log(cell.folder, f"the GPU can no longer be used in this process: {error_line(error)}")
-                    raise BrokenDevice(f"{cell.title}: {error_line(error)}") from error
+                        write_log(cell.folder, f"the GPU can no longer be used in this process: {first_line(error)}")
+                    raise BrokenDevice(f"{cell.title}: {first_line(error)}") from error
                 failed.add(cell.folder)
                 _report(cell, error)
     failed |= unreadable
@@ -88,11 +89,6 @@ def is_broken(error: Exception) -> bool:
     signs = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
     is_fault = any(sign in str(error) for sign in signs) and "no kernel image" not in str(error)
     return is_fault and not lacks_memory(error)
-
-
-def error_line(error: Exception) -> str:
-    """The first line of the message of an error."""
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _report(cell: Cell, error: Exception) -> None:
@@ -156,9 +152,9 @@ def run_team(
 ) -> list[int]:  # fmt: skip
     """Run several workers, and return their exit statuses. A signal that `stop` receives stops all of them.
 
-    The workers are forks of this process, so that starting them costs nothing. A worker that is killed is replaced. The
-    new one resumes the interrupted run. If that is killed too, the run counts as failed: one that needs
-    too much memory must not stop the others.
+    A worker that does not stop within PATIENCE is killed. The workers are forks of this process, so that starting them
+    costs nothing. A worker that dies before is replaced. The new one resumes the interrupted run. If that dies too, the
+    run counts as failed: one that needs too much memory must not stop the others.
 
     Args:
         look: called several times a second.
@@ -167,15 +163,18 @@ def run_team(
     git_commit()  # before the first fork: a later one runs the code that this process has read
     deaths: Counter[Path] = Counter()
     team = [_fork(cells, since, is_silent) for _ in range(size)]
-    told = False
+    told: float | None = None  # when the workers were told to stop
     while True:
-        if stop.received is not None and not told:
-            told = True
+        if stop.received is not None and told is None:
+            told = time.monotonic()
             for worker in team:
                 worker.terminate()
+        if told is not None and time.monotonic() - told > PATIENCE:
+            for worker in team:
+                worker.kill()
         for i, worker in enumerate(team):
             ended = worker.pid is not None and not worker.is_alive() and was_killed(worker.exitcode)
-            if ended and not told and may_be_replaced(worker.pid or 0, worker.exitcode or 0, cells, since, deaths):
+            if ended and told is None and may_be_replaced(worker.pid or 0, worker.exitcode or 0, cells, since, deaths):
                 team[i] = _fork(cells, since, is_silent)
         if not any(worker.is_alive() for worker in team):
             return [STOPPED if worker.exitcode == -signal.SIGTERM else worker.exitcode or 0 for worker in team]

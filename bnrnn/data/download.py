@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from bnrnn.errors import BnrnnError
+from bnrnn.system.files import make_folder
 
 
 def fetch(url: str, known_hash: str, folder: Path, name: str | None = None) -> Path:
@@ -19,10 +20,7 @@ def fetch(url: str, known_hash: str, folder: Path, name: str | None = None) -> P
 
     published = url.rsplit("/", 1)[-1]
     by_hand = f"Put {published} into {folder} by hand"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BnrnnError(f"{folder} cannot be written to: {error}") from error
+    make_folder(folder)
     try:
         return Path(pooch.retrieve(url, known_hash, name or published, folder, progressbar=True))
     except ValueError as error:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from tqdm import tqdm
 
 from bnrnn.data.frames import FrameData, Utterance
-from bnrnn.data.kaldi_files import first_line, library, load_alignments, load_scp, load_table, shape
+from bnrnn.data.kaldi_files import kaldi_reason, library, load_alignments, load_scp, load_table, shape
 from bnrnn.errors import BnrnnError
 
 MAX_SKIPPED = 0.05  # largest fraction of a split's utterances that may lack an alignment
@@ -130,7 +130,7 @@ class Reader:
         try:
             features = np.array(library().FloatMatrix.read(self.where).numpy())
         except RuntimeError as error:
-            raise BnrnnError(f"{self.where} is damaged: {first_line(error)}") from error
+            raise BnrnnError(f"{self.where} is damaged: {kaldi_reason(error)}") from error
         return features if self.scale is None else ((features - self.scale[0]) * self.scale[1]).astype(np.float32)
 
 
@@ -147,7 +147,7 @@ def load_statistics(folder: Path, num_features: int) -> dict[str, Float[np.ndarr
         try:
             sums = np.array(library().DoubleMatrix.read(where).numpy())
         except RuntimeError as error:
-            raise BnrnnError(f"{where} has no statistics of {speaker}: {first_line(error)}") from error
+            raise BnrnnError(f"{where} has no statistics of {speaker}: {kaldi_reason(error)}") from error
         if not np.isfinite(sums).all() or sums[0, -1] < 1:
             raise BnrnnError(f"{where}: statistics of {speaker} are not finite or count no frame: write them again")
         found[speaker] = sums

@@ -146,12 +146,13 @@ def shape(name: str, where: str) -> tuple[int, int]:
         try:
             found: Any = library().MatrixShape.read(where)
         except RuntimeError as error:
-            raise BnrnnError(f"{where} has no features of {name}: {first_line(error)}") from error
+            raise BnrnnError(f"{where} has no features of {name}: {kaldi_reason(error)}") from error
         if found.num_rows < 1 or found.num_cols < 1 or found.num_rows * found.num_cols > archive.stat().st_size:
             raise ValueError(f"{name} claims {found.num_rows:,} x {found.num_cols:,} numbers")
     return found.num_rows, found.num_cols
 
 
-def first_line(error: Exception) -> str:
+def kaldi_reason(error: Exception) -> str:
+    """What Kaldi's library says has gone wrong, without the places in its code."""
     lines = [line.removeprefix("[E] ") for line in str(error).splitlines() if line.startswith("[E]")]
     return lines[0] if lines else str(error)

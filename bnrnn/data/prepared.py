@@ -18,7 +18,7 @@ from jaxtyping import Int, Shaped
 
 from bnrnn.data.base import sha256
 from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.system.files import read_json, reading, write_json
+from bnrnn.system.files import make_folder, read_json, reading, write_json
 from bnrnn.system.processes import children_end_too
 
 CHECKSUMS = "checksums.json"
@@ -50,7 +50,7 @@ def read_parts(
         if not part.exists()
     ]
     if missing:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write = partial(_write_part, read=read, features=features)
         processes = min(num_proc, len(missing))
         with children_end_too():
@@ -123,7 +123,7 @@ def load_prepared(
     elif wrong := sorted(dict(known["sha256"].items() ^ _checksums(folder).items())):
         problem = f"is damaged: {', '.join(wrong)} and {CHECKSUMS} do not agree"
     elif sources not in (None, known["sources"]):
-        problem = f"was prepared from other files than {given}"
+        problem = f"was, as its {CHECKSUMS} says, prepared from other files than {given}"
     else:
         try:
             return DatasetDict.load_from_disk(str(folder), keep_in_memory=False)

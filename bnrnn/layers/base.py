@@ -60,13 +60,18 @@ class RecurrentLayer(nn.Module):
         raise BnrnnError(f"torch.jit.script cannot compile {type(self).__name__}: use torch.export or torch.jit.trace")
 
     def reset_parameters(self) -> None:
-        """Draw weights and biases uniformly from ±1/sqrt(H), as torch.nn.LSTM does, and reset the norms."""
+        """Draw the parameters uniformly from ±1/sqrt(H), as torch.nn.LSTM does, and reset the norms.
+
+        Parameters whose names begin with gamma become 1, and those whose names begin with beta become 0.
+        """
         bound = self.hidden_size**-0.5
         for name, parameter in self.named_parameters(recurse=False):
-            if name.startswith(("weight", "bias")):
-                nn.init.uniform_(parameter, -bound, bound)
-            elif name == "beta_c":
+            if name.startswith("gamma"):
+                nn.init.ones_(parameter)
+            elif name.startswith("beta"):
                 nn.init.zeros_(parameter)
+            else:
+                nn.init.uniform_(parameter, -bound, bound)
         for module in self.children():
             if isinstance(module, SequenceBatchNorm):
                 module.reset_parameters()

@@ -299,18 +299,25 @@ class PopulationAverage:
         return copied
 
     def write(self, norm: SequenceBatchNorm) -> None:
-        """Store the averages in the module. Steps that no sequence reached get the statistics of the last reached step.
+        """Store the averages in the module. A step that no sequence reached gets those of the last reached step before.
 
         In a torch.distributed process group, the averages are over the batches of all processes, and every process must
-        call this. Raises BnrnnError if no batch was added.
+        call this. Raises BnrnnError if no batch was added, or none that reached step 0.
         """
         if dist.is_available() and dist.is_initialized():
             for total in (self.mean, self.var, self.count):
                 dist.all_reduce(total)
-        num_seen = int((self.count > 0).sum())
-        if num_seen == 0:
+        reached = self.count[:, 0] > 0
+        if not reached.any():
             raise BnrnnError("estimating population statistics needs at least one batch of training inputs, got none")
-        t = torch.arange(norm.t_max, device=self.mean.device).clamp_max(num_seen - 1)
+        if not reached[0]:
+            first = int(reached.nonzero()[0])
+            raise BnrnnError(
+                f"no batch of the estimate reached the time steps before {first}, so they have no population "
+                "statistics: pass sequences from t_start=0 on"
+            )
+        steps = torch.arange(norm.t_max, device=self.mean.device)
+        t = torch.where(reached, steps, 0).cummax(0).values
         norm.pop_mean.copy_((self.mean / self.count)[t])
         norm.pop_var.copy_((self.var / self.count)[t])
         if norm.running:

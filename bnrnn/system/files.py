@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, first_line
 
 OLD = 3600  # seconds after which an unfinished file is one of a process that was killed
 MOST = 1 << 28  # bytes that are read into memory at most, also from a compressed file
@@ -44,10 +44,9 @@ def reading(path: Path, remedy: str, what: str = "") -> Iterator[None]:
     except BnrnnError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}" if isinstance(error, (LookupError, TypeError)) else str(error)
-        lines = (reason or type(error).__name__).splitlines()
+        kind = f"{type(error).__name__}: " if isinstance(error, (LookupError, TypeError)) else ""
         state = f"is not {what}" if what else "is damaged"
-        raise BnrnnError(f"{path} {state} ({lines[0]}): {remedy}") from error
+        raise BnrnnError(f"{path} {state} ({kind}{first_line(error)}): {remedy}") from error
 
 
 def _check_regular(path: Path) -> None:

@@ -41,6 +41,11 @@ class Cell:
         return apply_trial(compose_config(*self.choices))
 
     @property
+    def sweep_folder(self) -> Path:
+        """The folder of all runs of the sweep: that of the output, the experiment and the budget."""
+        return sweep_folder(self.folder, self.overrides)
+
+    @property
     def experiment(self) -> str:
         """The key of the experiment."""
         return next(c.split("=", 1)[1] for c in self.choices if c.startswith("experiment="))
@@ -49,6 +54,11 @@ class Cell:
     def title(self) -> str:
         """The name for messages: the experiment and the overrides."""
         return " ".join([self.experiment, *(f"{k}={v}" for k, v in self.overrides.items())])
+
+
+def sweep_folder(run_dir: Path, overrides: dict[str, str]) -> Path:
+    """The folder above that of a run: several levels above if the name has slashes, as in model=captioner/lstm."""
+    return run_dir.parents[sum(text.count("/") for pair in overrides.items() for text in pair)]
 
 
 def expand(arguments: list[str]) -> list[Cell]:

@@ -17,7 +17,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from bnrnn.errors import BnrnnError, error_text
+from bnrnn.errors import BnrnnError, error_text, first_line
 from bnrnn.system.files import atomic_write, open_regular, read_bytes, writing
 from bnrnn.training import mirror
 
@@ -117,8 +117,8 @@ class RunLog:
         except Exception as error:
             self.wandb_run = None
             mirror.forget()
-            reason = (str(error) or "no reason given").splitlines()[0]
-            self.say(f"warning: wandb has ended ({type(error).__name__}: {reason}); the run continues without it")
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            self.say(f"warning: wandb has ended ({reason}); the run continues without it")
 
     def record(self, update: int, values: dict[str, float]) -> None:
         """Append one record to metrics.jsonl, and send the same values to wandb, where `valid/` is `Valid/`."""

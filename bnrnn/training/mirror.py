@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from bnrnn.config import label
+from bnrnn.errors import first_line
 from bnrnn.metrics import METRICS
 
 LONGEST = 100  # characters of a name; wandb accepts 128
@@ -84,18 +85,18 @@ def start(
         return _started(given, cfg.wandb.system)
     except Exception as error:
         if cfg.wandb.mode == "offline":
-            warn(f"warning: wandb cannot record in {folder} ({_first_line(error)}); the run continues without it")
+            warn(f"warning: wandb cannot record in {folder} ({_reason(error)}); the run continues without it")
             return None
-        warn(f"warning: wandb cannot upload ({_first_line(error)}); it records offline, and `wandb sync` uploads later")
+        warn(f"warning: wandb cannot upload ({_reason(error)}); it records offline, and `wandb sync` uploads later")
     try:
         return _started(given | {"mode": "offline", "resume": None}, cfg.wandb.system)
     except Exception as error:
-        warn(f"warning: wandb cannot record in {folder} either ({_first_line(error)}); the run continues without it")
+        warn(f"warning: wandb cannot record in {folder} either ({_reason(error)}); the run continues without it")
         return None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+def _reason(error: Exception) -> str:
+    return first_line(error).rstrip(".")
 
 
 def _started(given: dict[str, Any], system: bool) -> Any:

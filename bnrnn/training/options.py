@@ -1,19 +1,25 @@
-"""Checks of a configuration before anything is started: types, ranges and names of its options."""
+"""Checks of a configuration before anything is started: types, ranges and names of its options.
+
+The signature of a class says which types its options have, and whether null is one of them.
+"""
 
 import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from bnrnn.config import CONF, checking_files, compose_config
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, first_line
 from bnrnn.training.pairs import options
 
 MOST_THREADS = 512  # far more than this crash OpenMP
@@ -21,14 +27,15 @@ MISSING = object()
 Rule = tuple[Callable[[Any], bool], str]
 
 
-def _whole(least: int, most: int = 2**53) -> Rule:
-    return lambda v: type(v) is int and least <= v <= most, f"a whole number from {least:,}" + (
-        f" to {most:,}" if most < 2**53 else ""
-    )
+def _whole(least: int = -(2**53), most: int = 2**53) -> Rule:
+    text = "a whole number" + (f" from {least:,}" if least > -(2**53) else "")
+    text += f" to {most:,}" if most < 2**53 else ""
+    return lambda v: type(v) is int and least <= v <= most, text
 
 
-def _number(least: float | int, below: float | int = math.inf, above: bool = False) -> Rule:
-    text = f"a number {'above' if above else 'from'} {least:g}" + (f", below {below:g}" if below < math.inf else "")
+def _number(least: float | int = -math.inf, below: float | int = math.inf, above: bool = False) -> Rule:
+    text = f"a number {'above' if above else 'from'} {least:g}" if least > -math.inf else "a number"
+    text += f", below {below:g}" if below < math.inf else ""
     return lambda v: type(v) in (int, float) and (least < v if above else least <= v) and v < below, text
 
 
@@ -42,7 +49,7 @@ def _or_null(rule: Rule) -> Rule:
 
 SIZE, SWITCH, POSITIVE, SHARE = _whole(1), _one_of(True, False), _number(0, above=True), _number(0, 1)
 KEYS: Rule = (lambda v: isinstance(v, dict), "keys and values")
-# By the whole key or, for keys of model, data and optim, by its last part: these take their values from classes.
+TEXT: Rule = (lambda v: v is not None and not isinstance(v, (dict, list)), "a text")
 RULES: dict[str, Rule] = {
     "seed": _whole(0, 2**42),  # the seed of an epoch is a million times this, which must fit into 64 bits
     "batch_size": SIZE, "population_batch_size": SIZE, "log_every": SIZE, "num_threads": _whole(1, MOST_THREADS),
@@ -56,17 +63,16 @@ RULES: dict[str, Rule] = {
     "budget.eval_batches": _or_null(SIZE), "budget.population_batches": _or_null(SIZE),
     "lr_decay": (lambda v: v is None or isinstance(v, dict), "{after: N, divisor: D} and perhaps every: M, or null"),
     "lr_decay.after": _whole(0), "lr_decay.divisor": POSITIVE, "lr_decay.every": SIZE,
-    "lr": POSITIVE, "momentum": SHARE, "decay": SHARE, "dropout": SHARE, "eps": POSITIVE, "input_eps": POSITIVE,
-    "hidden_size": SIZE, "embedding_size": _or_null(SIZE), "depth": SIZE, "num_layers": SIZE, "window": SIZE,
-    "length": _whole(2), "state_noise": _number(0), "vocabulary_size": _whole(4), "least_count": SIZE,
-    "num_states": SIZE, "num_features": SIZE, "max_frames": SIZE, "num_sentences": _or_null(SIZE),
-    "valid_segments": _or_null(SIZE), "bound": _number(0), "scale": _number(0), "year": SIZE,
-    "gamma_init": (lambda v: v is None or type(v) in (int, float), "a number, or null"),
-    "layer": KEYS, "init": _or_null(KEYS), "budget": KEYS, "wandb": KEYS, "model": KEYS, "data": KEYS, "optim": KEYS,
-    "learned_state": SWITCH, "statistics": _one_of("exact", "running"), "coupled": SWITCH, "cell_bias": SWITCH,
-    "transform_bias": _number(-math.inf),
-    "bidirectional": SWITCH, "mean_skip": SWITCH, "bilinear": SWITCH, "permute_entities": SWITCH, "prefix": SWITCH,
+    "budget": KEYS, "wandb": KEYS, "model": KEYS, "data": KEYS, "optim": KEYS, "optim.lr": POSITIVE,
 }  # fmt: skip
+NUMBERS: dict[str, Rule] = {  # ranges of options that are numbers, by the name that the signature of a class gives them
+    "momentum": SHARE, "decay": SHARE, "dropout": SHARE, "eps": POSITIVE, "input_eps": POSITIVE, "hidden_size": SIZE,
+    "embedding_size": SIZE, "depth": SIZE, "num_layers": SIZE, "window": SIZE, "length": _whole(2),
+    "state_noise": _number(0), "vocabulary_size": _whole(4), "least_count": SIZE, "num_states": SIZE,
+    "num_features": SIZE, "max_frames": SIZE, "num_sentences": SIZE, "valid_segments": SIZE, "bound": _number(0),
+    "scale": _number(0), "year": SIZE,
+}  # fmt: skip
+CHOICES: dict[str, Rule] = {"statistics": _one_of("exact", "running")}
 TEXTS: Rule = (
     lambda v: isinstance(v, list) and all(isinstance(text, str) for text in v),
     'a list of texts, such as \'["a","b"]\'',
@@ -95,7 +101,7 @@ def check_options(cfg: DictConfig, overrides: dict[str, str] | None = None) -> N
 
     `overrides` are those of the run; one that has no effect is refused.
     """
-    tree = OmegaConf.to_container(cfg, resolve=True)
+    tree: Any = OmegaConf.to_container(cfg, resolve=True)
     values = dict(_leaves(tree))
     if lacking := [key for key in NEEDED if OmegaConf.select(cfg, key, default=MISSING) is MISSING]:
         raise BnrnnError(
@@ -106,7 +112,7 @@ def check_options(cfg: DictConfig, overrides: dict[str, str] | None = None) -> N
         group, _, _ = key.partition(".")
         if group not in ("model", "data", "optim", "search") and key in values and key not in known:
             raise BnrnnError(f"{key} is no option{_nearest(key, known)}")
-        rule = RULES.get(key) or (RULES.get(key.rpartition(".")[2]) if group in ("model", "data", "optim") else None)
+        rule = RULES.get(key) or (_rule_of_owner(tree, key) if group in ("model", "data", "optim") else None)
         if rule is not None and not rule[0](value):
             raise BnrnnError(f"{key}={value} is not valid: expected {rule[1]}")
     if cfg.lr_decay is not None and not {"lr_decay.after", "lr_decay.divisor"} <= set(values):
@@ -125,6 +131,35 @@ def check_options(cfg: DictConfig, overrides: dict[str, str] | None = None) -> N
         )
     if updates is None and epochs is None:
         raise BnrnnError("budget.updates and budget.epochs are both null: set the length of the run with one of them")
+
+
+def _rule_of_owner(tree: dict[str, Any], key: str) -> Rule | None:
+    """What an option must be, from the signature of the class or function that takes it; None if that says nothing."""
+    *groups, name = key.split(".")
+    owner: Any = tree
+    for group in groups:
+        owner = owner[group]
+    hint = _signature(owner["_target_"]).get(name) if isinstance(owner.get("_target_"), str) else None
+    kinds = set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
+    rules: dict[Any, Rule] = {
+        bool: SWITCH, int: NUMBERS.get(name, _whole()), float: NUMBERS.get(name, _number()),
+        str: CHOICES.get(name, TEXT), Callable: KEYS,
+    }  # fmt: skip
+    found = [rules.get(get_origin(kind) or kind) for kind in kinds - {NoneType}]
+    if len(found) != 1 or found[0] is None:
+        return None
+    return _or_null(found[0]) if NoneType in kinds else found[0]
+
+
+@cache
+def _signature(target: str) -> dict[str, Any]:
+    """The types of the arguments of a class or function; {} if it cannot be found, which building it will report."""
+    try:
+        module, _, name = target.rpartition(".")
+        found: Any = getattr(import_module(module), name)
+        return get_type_hints(found.__init__ if isinstance(found, type) else found)
+    except Exception:
+        return {}
 
 
 def check_launcher(options: dict[str, Any]) -> None:
@@ -151,7 +186,7 @@ def with_nearest_key(error: Exception, keys: Callable[[], list[str]]) -> str:
     match = re.search(r"Could not override '([^']+)'", str(error))
     if match is None:
         return str(error)
-    key, said = match[1], str(error).splitlines()[0].rstrip(".")
+    key, said = match[1], first_line(error).rstrip(".")
     existing = keys()
     if members := [k for k in existing if k.startswith(f"{key}.") and "._" not in k]:
         return f"{said}: it is a group of options; give one of them, such as {members[0]}"

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +31,7 @@ from bnrnn.training.results import Result
 from tests.test_config import EXPERIMENTS
 from tests.test_train import interrupt_at, without_time
 
+BUSY = 900  # seconds that a busy machine may take to start and stop a process
 TINY = ["model.hidden_size=8", "budget.eval_every=20", "budget.eval_batches=1", "budget.population_batches=1",
         "log_every=5"]  # fmt: skip
 
@@ -49,16 +52,29 @@ def cells_of(options: Options) -> list:
     return in_order(load_entries(options.file, options.out_dir), "")
 
 
-def start(options: Options) -> subprocess.Popen:
+@contextmanager
+def started(options: Options) -> Iterator[subprocess.Popen]:
+    """A campaign in a process of its own. At the end of the block, it and its workers are killed, if they still run."""
     given = [f"{key}={getattr(options, key)}" for key in ("hours", "jobs", "file", "out_dir")]
     command = [sys.executable, "-m", "bnrnn.commands.campaign", *given]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    workers: set[int] = set()
+    try:
+        yield process
+    finally:
+        with suppress(FileNotFoundError):  # it has ended, and its workers with it
+            workers = set(children(process.pid))
+        for pid in (process.pid, *workers):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate()
 
 
 def wait_for(condition, process: subprocess.Popen | None = None) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + BUSY
     while not condition():
-        assert time.monotonic() < end and (process is None or process.poll() is None)
+        assert time.monotonic() < end, "it takes far too long, also for a busy machine"
+        assert process is None or process.poll() is None, process.communicate()[0]
         time.sleep(0.02)
 
 
@@ -149,8 +165,8 @@ def test_workers_train_the_entries_of_the_other_lane_last(tmp_path):
 def test_two_workers_share_the_runs_a_failed_one_is_listed_last_and_the_status_is_1(tmp_path):
     options = write(tmp_path, entry(f"data_dir={tmp_path}", "data=smnist", "model=lstm"), entry(seeds="0"))
     options.jobs = 2
-    process = start(options)
-    output, _ = process.communicate(timeout=900)
+    with started(options) as process:
+        output, _ = process.communicate(timeout=BUSY)
     assert process.returncode == 1, output
     cells = cells_of(options)
     assert all((cell.folder / "result.json").exists() for cell in cells[1:])
@@ -207,6 +223,25 @@ def test_a_signal_stops_the_workers_and_is_the_exit_status(tmp_path, monkeypatch
     assert stopped.value.code == 128 + number
     assert [w.returncode for w in started] == [-signal.SIGTERM] * 2
     assert capsys.readouterr().out.endswith("not measured.\n")
+
+
+def test_a_worker_that_does_not_stop_is_killed_after_a_while(tmp_path, monkeypatch, capsys):
+    options, ready = write(tmp_path, entry("model=lstm")), tmp_path / "ready"
+    monkeypatch.setattr(campaign, "PATIENCE", 0.2)
+    deaf = f"trap '' TERM; touch {ready}; while true; do sleep 0.1; done"
+
+    def start_worker(given: Options, lane: str) -> subprocess.Popen:
+        worker = subprocess.Popen(["sh", "-c", deaf])
+        wait_for(ready.exists, worker)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return worker
+
+    monkeypatch.setattr(campaign, "_start", start_worker)
+    with pytest.raises(SystemExit) as stopped:
+        run_campaign(options)
+    output = capsys.readouterr().out
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert "did not stop within 0.2 seconds and is killed: its run resumes from its last checkpoint" in output
 
 
 def test_a_worker_that_is_killed_in_a_run_is_replaced_and_the_second_time_the_run_has_failed(tmp_path, monkeypatch):
@@ -271,13 +306,13 @@ def test_a_killed_worker_is_reported(tmp_path, monkeypatch, capsys):
 def test_kill_9_of_the_campaign_leaves_no_worker_and_loses_nothing(tmp_path):
     options = write(tmp_path, entry("model=lstm", updates=100_000))
     (cell,) = cells_of(options)
-    process = start(options)
-    wait_for(lambda: read_jsonl(cell.folder / "metrics.jsonl"), process)
-    (worker,) = children(process.pid)
-    assert os.getpriority(os.PRIO_PROCESS, worker) == 19
-    process.kill()
-    output, _ = process.communicate(timeout=120)
-    wait_for(lambda: not is_alive(worker))
+    with started(options) as process:
+        wait_for(lambda: read_jsonl(cell.folder / "metrics.jsonl"), process)
+        (worker,) = children(process.pid)
+        assert os.getpriority(os.PRIO_PROCESS, worker) == 19
+        process.kill()
+        output, _ = process.communicate(timeout=BUSY)  # until the worker, too, has closed the output
+        wait_for(lambda: not is_alive(worker))
     assert process.returncode == -signal.SIGKILL
     assert "SIGTERM: saved" in output and (cell.folder / CHECKPOINT).exists()
     assert not is_being_trained(cell.folder)

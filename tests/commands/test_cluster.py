@@ -1,17 +1,21 @@
 """The cluster's command and its tasks, with small programs for Slurm's. test_slurm.py uses a real Slurm."""
 
 import errno
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from rich.console import Console
 
-from bnrnn.commands import cluster, slurm, workers
+from bnrnn.commands import cluster, live, slurm, workers
 from bnrnn.commands.cluster import NEVER, describe, launcher_options, render_status, submissions, sweeps, wait
 from bnrnn.commands.slurm import Queued, Task, folder_of, is_preempted, queued
 from bnrnn.commands.workers import run_team
@@ -183,9 +187,8 @@ def test_waiting_ends_when_no_worker_is_left_and_lists_what_is_not_finished(tmp_
     write_json(folder / "7.json", {"arguments": [], "since": 0.0, "workers": 1})
     (folder / "7_0_0_log.out").write_text("begun\nstopped by someone\nsrun: error: n1: task 0: Exited\n")
     record_failure(failed.folder, "no data")
-    answers = iter(
-        [BnrnnError("squeue does not answer (down)"), [Queued("7", "7_0", "RUNNING", "None", "n1")], [], [], []]
-    )
+    silent, running = BnrnnError("squeue does not answer (down)"), [Queued("7", "7_0", "RUNNING", "None", "n1")]
+    answers = iter([silent, running, [], [], silent, [], [], running, [], [], []])  # three without a worker are the end
 
     def asked(jobs):
         assert set(jobs) == {"7"}
@@ -196,13 +199,30 @@ def test_waiting_ends_when_no_worker_is_left_and_lists_what_is_not_finished(tmp_
 
     monkeypatch.setattr(cluster, "queued", asked)
     capsys.readouterr()
-    assert wait(cells) == 1
+    assert wait(cells) == 1 and list(answers) == []
     first, ended, of_failed, last = capsys.readouterr().out.splitlines()
     assert first.endswith("1 of 3 finished, 1 failed, 1 left; squeue does not answer (down)")
     assert ended.endswith("slurm/7_0_0_log.out ends with: stopped by someone")
     assert of_failed == f"failed: {failed.title}: no data (log: {os.path.relpath(failed.folder)}/run.log)"
     assert last == "1 of 3 finished, 1 failed, 1 left; no worker is left: submit again to resume"
     assert not left.folder.exists()
+
+
+@pytest.mark.parametrize("models", ["lstm,captioner/lstm", "captioner/lstm,lstm", "captioner/lstm"])
+def test_a_model_in_a_folder_of_models_has_the_same_sweep(tmp_path, monkeypatch, models):
+    cells = cells_in(tmp_path, f"model={models}", "seed=0")
+    assert {cell.sweep_folder for cell in cells} == {tmp_path / "quickstart/smoke"}
+    assert folder_of(cells) == tmp_path / "quickstart/smoke/slurm"
+    looked = []
+    for module in (cluster, live):
+        monkeypatch.setattr(module, "load_known", lambda folder: looked.append(folder) or [])
+    render_status(cells)
+    live.Live(cells, 0.0, Console(file=io.StringIO(), force_terminal=True)).refresh()
+    assert looked == [tmp_path / "quickstart"] * 2
+    monkeypatch.setattr(slurm, "check_locks", lambda folder: looked.append(folder))
+    monkeypatch.setattr(slurm, "run_team", lambda *_: [])
+    Task([], 1, 0.0, 1.0, 3)._work(cells)
+    assert looked[2:] == [tmp_path / "quickstart/smoke"]
 
 
 def test_a_run_that_failed_before_the_submission_is_not_over(tmp_path):
@@ -327,6 +347,22 @@ def test_a_folder_that_cannot_be_read_does_not_end_the_worker(tmp_path, monkeypa
     assert workers.run_worker(cells, 0.0) == 1
     assert Result.read(good.folder / "result.json").status == "finished" and not bad.folder.exists()
     assert capfd.readouterr().out.count("passed over, because its folder cannot be read") == 1
+
+
+def test_a_worker_of_a_team_that_does_not_stop_is_killed_after_a_while(tmp_path, monkeypatch):
+    stop, begun = SimpleNamespace(received=None), tmp_path / "begun"
+
+    def train_deafly(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        begun.touch()
+        time.sleep(900)
+
+    def look():
+        stop.received = signal.SIGTERM if begun.exists() else None
+
+    monkeypatch.setattr(workers, "train", train_deafly)
+    monkeypatch.setattr(workers, "PATIENCE", 0.2)
+    assert run_team(cells_in(tmp_path, "seed=0"), 0.0, 1, stop, look) == [-signal.SIGKILL]
 
 
 def test_a_worker_that_is_killed_between_runs_is_not_replaced(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bnrnn.data.base import SequenceData
+from bnrnn.data.base import POOL, SequenceData, by_length
 from bnrnn.data.cloze import NIL, Cloze, Text, encode, most_relevant, sentences, tokens
 from bnrnn.errors import BnrnnError
 from tests.toy_cloze import ToyCloze
@@ -49,6 +49,18 @@ def test_a_pass_has_every_question_once_in_batches_of_nearly_one_size(batch_size
         for ids, lengths in ((x.passage, x.passage_lengths), (x.question, x.question_lengths)):
             ended = torch.arange(len(ids))[:, None] >= torch.tensor(lengths)
             assert (ids[ended] == NIL).all() and (ids[~ended] != NIL).all()
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_the_longest_sequences_of_a_pool_come_first(seed):
+    lengths = np.random.default_rng(0).integers(1, 90, 2 * 4 * POOL)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    batches = by_length(lengths, 4, generator)
+    assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
+    assert all((np.diff(lengths[batch]) <= 0).all() for batch in batches)
+    if generator is None:  # then the batches keep their order, too
+        pools = (lengths[np.concatenate(batches[n : n + POOL])] for n in (0, POOL))
+        assert all((np.diff(pool) <= 0).all() for pool in pools)
 
 
 def test_similar_lengths_are_together_and_orders_differ_by_seed():

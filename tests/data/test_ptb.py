@@ -157,7 +157,7 @@ def test_a_failed_download_keeps_a_file_that_was_there(mirror, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(mirror, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(BnrnnError, match="file/ptb cannot be written to"):
+    with pytest.raises(BnrnnError, match="file/ptb cannot be written"):
         prepare_ptb(tmp_path / "file")
 
 

@@ -72,3 +72,19 @@ def test_a_sequence_in_pieces_gives_what_it_gives_whole():
 def test_bad_input_is_named(x, message):
     with pytest.raises(BnrnnError, match=message):
         LSTM(I, H)(x)
+
+
+class Scaled(LSTM):
+    """A new layer with parameters of its own, made without initial values."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__(input_size, hidden_size)
+        for name in ("gamma_c", "beta_new", "initial_h"):
+            setattr(self, name, nn.Parameter(torch.full((hidden_size,), torch.nan)))
+        self.reset_parameters()
+
+
+def test_no_parameter_of_a_new_layer_stays_without_initial_values():
+    layer = Scaled(3, 4)
+    assert (layer.gamma_c == 1).all() and (layer.beta_new == 0).all()
+    assert (layer.initial_h.abs() <= 0.5).all() and len(layer.initial_h.unique()) == 4

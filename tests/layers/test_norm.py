@@ -110,6 +110,16 @@ def test_an_estimate_that_is_lost_after_an_evaluation_is_noticed_at_once():
     norm(x[:3])  # only the steps that are asked for need an estimate
 
 
+def test_every_single_step_has_its_own_statistics_and_later_steps_have_the_last_ones():
+    norm, x = SequenceBatchNorm(3, t_max=4), torch.randn(6, 5, 3)
+    estimate_population_statistics(norm, [x])
+    whole = norm.eval()(x)
+    for t in range(6):
+        assert_near(f"step {t}", whole[t], norm(x[t : t + 1], t_start=t)[0])
+        mean, var = norm.population(t, 1)
+        assert torch.equal(mean[0], norm.pop_mean[min(t, 3)]) and torch.equal(var[0], norm.pop_var[min(t, 3)])
+
+
 @pytest.mark.parametrize("layer", [BNLSTM, partial(BNLSTM, input_statistics="sequence"), InputBNLSTM, BNRNN, BNRHN])
 def test_a_layer_with_statistics_per_step_needs_t_max(layer):
     with without_shape_checks(), pytest.raises(BnrnnError, match="t_max must be an integer, got None"):

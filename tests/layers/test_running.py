@@ -78,6 +78,14 @@ def test_the_exact_estimate_can_follow():
     assert_near("y", expected, lstm(x)[0])
 
 
+def test_an_exact_estimate_before_any_training_counts_as_one_batch():
+    norm, batches = running(t_max=T), torch.randn(2, T, B, 3, dtype=torch.float64)
+    estimate_population_statistics(norm, batches[:1])
+    norm.train()(batches[1])
+    assert_near("mean", batches.mean((0, 2)), norm.pop_mean)
+    assert norm.num_batches_tracked.tolist() == [2] * T
+
+
 def test_steps_that_no_batch_has_reached_repeat_the_last_one_that_was():
     norm, x = running(t_max=5), torch.randn(5, B, 3, dtype=torch.float64)
     norm(x[:2])

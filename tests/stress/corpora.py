@@ -7,11 +7,9 @@ published checksum have a file SHA256SUMS, as docs/data.md recommends.
 import gzip
 import hashlib
 import io
-import json
 import os
 import shutil
 import tarfile
-import wave
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -30,8 +28,14 @@ from bnrnn.data.flickr8k import Flickr8k
 from bnrnn.data.kaldi import KaldiFrames
 from bnrnn.data.timit import TimitSample
 from bnrnn.system.files import SUMS
+from tests.data.cnn_corpus import make as make_question_files
+from tests.data.test_captions import annotations
+from tests.data.test_mnist import idx
+from tests.data.test_timit import sound, wav
 
 Reader = Callable[[Path], Any]  # reads a corpus from the folder of the data sets
+NAMES = [f"{n}.jpg" for n in range(20)]
+DRAW = np.random.default_rng(0)
 
 
 def expect(module: Any, **values: Any) -> None:
@@ -52,13 +56,23 @@ def write(folder: Path, files: Mapping[str, bytes | str]) -> None:
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def packed(files: Mapping[str, bytes]) -> bytes:
-    """A .tar.gz with these files."""
+def written(write_to: Callable[[io.BytesIO], object]) -> bytes:
+    """What a function writes to an open file."""
+    content = io.BytesIO()
+    write_to(content)
+    return content.getvalue()
+
+
+def packed(files: Mapping[str, bytes], links: bool = False) -> bytes:
+    """A .tar.gz with these files, or with links of their names to a file of the system."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
-            member.size = len(data)
+            if links:
+                member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            else:
+                member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
     return content.getvalue()
 
@@ -72,18 +86,12 @@ def zipped(files: Mapping[str, bytes | str]) -> bytes:
 
 
 def make_mnist(folder: Path) -> Reader:
-    files = {}
-    for name in mnist.CHECKSUMS:
-        shape = (20, 28, 28) if "images" in name else (20,)
-        values = np.arange(np.prod(shape)).reshape(shape) % (250 if "images" in name else 10)
-        files[name] = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes() + values.astype("u1").tobytes()
+    images, labels = DRAW.integers(0, 250, (20, 28, 28), "u1"), np.arange(20, dtype="u1") % 10
+    files = {name: idx(images if "images" in name else labels) for name in mnist.CHECKSUMS}
     expect(mnist, NUM_VALID=5, CHECKSUMS={name: sha256(content) for name, content in files.items()})
-    write(folder / "mnist", {f"{n}.gz" if "images" in n else n: _squeezed(n, c) for n, c in files.items()})
+    squeezed = {f"{name}.gz": gzip.compress(content) for name, content in files.items() if "images" in name}
+    write(folder / "mnist", squeezed | {name: content for name, content in files.items() if "labels" in name})
     return lambda data: mnist.SequentialMNIST(str(data))
-
-
-def _squeezed(name: str, content: bytes) -> bytes:
-    return gzip.compress(content) if "images" in name else content
 
 
 def make_ptb(folder: Path, words: bool = False) -> Reader:
@@ -119,14 +127,10 @@ def make_ieer(folder: Path) -> Reader:
 
 
 def make_timit(folder: Path) -> Reader:
-    files, draw = {}, np.random.default_rng(0)
+    files = {}
     for speaker in ("dr1-fa0", "dr1-fb0", "dr1-fc0", "dr1-ma0", "dr1-mb0", "dr1-mc0"):
         for sentence in ("si1", "sx2"):
-            recording = io.BytesIO()
-            with wave.open(recording, "wb") as file:
-                file.setparams((1, 2, 16_000, 0, "NONE", ""))
-                file.writeframes(draw.integers(-99, 99, 800).astype("<i2").tobytes())
-            files[f"timit/{speaker}/{sentence}.wav"] = recording.getvalue()
+            files[f"timit/{speaker}/{sentence}.wav"] = wav(sound(800))
             files[f"timit/{speaker}/{sentence}.phn"] = b"0 300 h#\n300 700 aa\n"
     write(folder / "speech", {"timit.tar.gz": packed(files)})
     return lambda data: TimitSample(str(data))
@@ -135,12 +139,15 @@ def make_timit(folder: Path) -> Reader:
 def make_kaldi(folder: Path) -> Reader:
     import kaldi_native_io
 
-    here, draw = Path.cwd(), np.random.default_rng(0)
-    for split in ("train", "valid", "test"):
-        inside = folder / "wsj" / split
-        inside.mkdir(parents=True)
-        os.chdir(inside)  # so that the paths in the .scp are relative to it
-        features = {name: draw.standard_normal((6, 3)).astype("f4") for name in "ab"}
+    here = Path.cwd()
+    integers = b"".join(b"\4" + bytes([n, 0, 0, 0]) for n in (6, 0, 1, 2, 0, 1, 2))
+    alignments = b"".join(name + b" \0B" + integers for name in (b"a", b"b"))
+    files = {"train": {"ali.1.gz": gzip.compress(alignments)}, "valid": {"ali.ark": alignments},
+             "test": {"ali.txt": "a 0 1 2 0 1 2\nb 2 1 0 2 1 0\n"}}  # fmt: skip
+    for split, states in files.items():
+        write(folder / "wsj" / split, {**states, "utt2spk": "a zoe\nb zoe\n"})
+        os.chdir(folder / "wsj" / split)  # so that the paths in the .scp are relative to it
+        features = {name: DRAW.standard_normal((6, 3)).astype("f4") for name in "ab"}
         with kaldi_native_io.FloatMatrixWriter("ark,scp:feats.ark,feats.scp") as writer:
             for name, values in features.items():
                 writer.write(name, values)
@@ -148,30 +155,22 @@ def make_kaldi(folder: Path) -> Reader:
         sums = np.stack([np.append(both.sum(0), len(both)), np.append((both**2).sum(0), 0)])
         with kaldi_native_io.DoubleMatrixWriter("ark,scp:cmvn.ark,cmvn.scp") as writer:
             writer.write("zoe", sums)
-        integers = b"".join(b"\4" + bytes([n, 0, 0, 0]) for n in (6, 0, 1, 2, 0, 1, 2))
-        alignments = b"".join(name.encode() + b" \0B" + integers for name in features)
-        name, content = {"train": ("ali.1.gz", gzip.compress(alignments)), "valid": ("ali.ark", alignments)}.get(
-            split, ("ali.txt", b"a 0 1 2 0 1 2\nb 2 1 0 2 1 0\n")
-        )
-        write(inside, {name: content, "utt2spk": "a zoe\nb zoe\n"})
-        list_sums(inside)
+        list_sums(folder / "wsj" / split)
     os.chdir(here)
     return lambda data: KaldiFrames(str(data), "wsj", 3, 3)
 
 
 def make_cnn(folder: Path) -> Reader:
-    passage, answer = "@entity1 saw @entity2 twice . It rained .", "@entity2\n\n@entity1:Zoe\n@entity2:Rome\n"
-    question = f"http://a.b\n\n{passage}\n\nwho saw @placeholder\n\n{answer}"
-    for split, size in (("training", 6), ("validation", 2), ("test", 2)):
-        write(folder / "questions" / split, {f"{n}.question": question for n in range(size)})
+    make_question_files(folder, {"training": 6, "validation": 2, "test": 2})
     cnn_qa_prepare.prepare_cnn_qa(folder, folder)
+    shutil.rmtree(folder / "questions")  # from which the prepared ones were made: they are not read again
+    (folder / "cnn_qa/skipped.txt").unlink(missing_ok=True)
     return lambda data: cnn_qa.CNNQA(str(data))
 
 
 def make_questions(folder: Path) -> Reader:
     """The published files of questions, from which a corpus is prepared."""
-    make_cnn(folder)
-    shutil.rmtree(folder / "cnn_qa")
+    make_question_files(folder, {"training": 6, "validation": 2, "test": 2})
     for split in (folder / "questions").iterdir():
         list_sums(split)
 
@@ -183,20 +182,9 @@ def make_questions(folder: Path) -> Reader:
     return read
 
 
-NAMES = [f"{n}.jpg" for n in range(20)]
-
-
-def annotations(names: list[str]) -> str:
-    images = [{"id": n, "file_name": name} for n, name in enumerate(names)]
-    captions = [{"image_id": n, "caption": f"a dog sees {n} cats"} for n in range(len(names))]
-    return json.dumps({"images": images, "annotations": captions})
-
-
 def features(names: list[str]) -> bytes:
-    content = io.BytesIO()
-    values = np.random.default_rng(0).standard_normal((len(names), 4)).astype(np.float16)
-    np.savez(content, file_name=np.array(names), features=values)
-    return content.getvalue()
+    values = DRAW.standard_normal((len(names), 4)).astype(np.float16)
+    return written(lambda file: np.savez(file, file_name=np.array(names), features=values))
 
 
 def make_coco(folder: Path) -> Reader:
@@ -205,11 +193,8 @@ def make_coco(folder: Path) -> Reader:
     texts = {f"captions_{split}2014.json": annotations(NAMES) for split in coco_captions.SPLITS}
     write(folder / "coco/annotations", texts)
     columns = Features(name=Value("string"), captions=List(Value("string")), features=List(Value("float16"), length=4))
-    rows = {
-        "name": NAMES,
-        "captions": [["a dog", "two cats"]] * len(NAMES),
-        "features": [np.ones(4, np.float16)] * len(NAMES),
-    }
+    values = [np.ones(4, np.float16)] * len(NAMES)
+    rows = {"name": NAMES, "captions": [["a dog", "two cats"]] * len(NAMES), "features": values}
     splits = {split: Dataset.from_dict(rows, features=columns) for split in coco_captions.SPLITS}
     sources = coco_captions._digest(coco_captions._annotations(folder / "coco", 2014))
     prepared.save_prepared(folder / "coco/prepared", splits, coco_captions.VERSION, sources)
@@ -230,10 +215,9 @@ def make_flickr8k(folder: Path) -> Reader:
 
 
 def make_inception(folder: Path) -> Reader:
-    content = io.BytesIO()
-    torch.save({"weight": torch.arange(9.0)}, content)
-    expect(image_features, SHA256=sha256(content.getvalue())[:8])
-    write(folder, {"inception.pth": content.getvalue()})
+    content = written(partial(torch.save, {"weight": torch.arange(9.0)}))
+    expect(image_features, SHA256=sha256(content)[:8])
+    write(folder, {"inception.pth": content})
     return lambda data: image_features.load_weights(data / "inception.pth")
 
 
@@ -241,12 +225,11 @@ def make_images(folder: Path) -> Reader:
     """Two images, as the networks read them that compute features."""
     from PIL import Image
 
-    for n, name in enumerate(("a.jpg", "b.png")):
-        pixels = np.random.default_rng(n).integers(0, 256, (40, 50, 3), dtype=np.uint8)
-        (folder / "images").mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(folder / "images" / name)
+    image = Image.fromarray(DRAW.integers(0, 256, (40, 50, 3), dtype=np.uint8))
+    names = {"a.jpg": "JPEG", "b.png": "PNG"}
+    write(folder / "images", {name: written(lambda file, of=of: image.save(file, of)) for name, of in names.items()})
     list_sums(folder / "images")
-    return lambda data: [image_features.load_image(data / "images" / name).sum((1, 2)) for name in ("a.jpg", "b.png")]
+    return lambda data: [image_features.load_image(data / "images" / name).sum((1, 2)) for name in names]
 
 
 CORPORA: dict[str, Callable[[Path], Reader]] = {

@@ -1,9 +1,7 @@
 """The inputs that the stress test damages: tiny files of every kind that this package reads, with their readers."""
 
 import hashlib
-import os
 import shutil
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,21 +10,22 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from bnrnn import config, train
+from bnrnn import config
 from bnrnn.config import CONF, compose_config
 from bnrnn.data.base import SequenceData
 from bnrnn.errors import BnrnnError
 from bnrnn.report import evidence, trained
 from bnrnn.report.claims import read_paper
 from bnrnn.system.locks import LOCK
+from bnrnn.train import train
 from bnrnn.training import options, pieces
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
 from bnrnn.training.log import METRICS
-from bnrnn.training.loop import Trainer
 from bnrnn.training.results import FILE
 from tests.stress.corpora import CORPORA
 from tests.stress.kills import HANGS, OPTIONS
-from tests.stress.processes import forked
+from tests.stress.processes import run
+from tests.test_train import interrupt_at
 
 # Why damage of some kinds may be accepted, though the content that is read differs.
 REASONS = {
@@ -55,7 +54,9 @@ class Input:
     read: Callable[[], Any]
     files: list[Path]
     names: list[str] = field(default_factory=list)
-    good: dict[Path, bytes] = field(default_factory=dict)  # the content of all files in the folder
+
+    def __post_init__(self) -> None:
+        self.good = contents(self.folder)
 
     def restore(self) -> None:
         """Make the folder good again."""
@@ -84,32 +85,21 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(part) for part in value]
-    return value
+    return [_plain(part) for part in value] if isinstance(value, (tuple, list)) else value
 
 
 def make_inputs(folder: Path) -> list[Input]:
     """Good files of all kinds, each kind in a folder of its own."""
-    found = [_corpus(name, folder / f"corpus{n}") for n, name in enumerate(CORPORA)]
-    found += _runs(folder / "runs")
+    found = []
+    for n, (name, make) in enumerate(CORPORA.items()):
+        data = folder / f"corpus{n}"
+        read = make(data)
+        found.append(Input(name, data, lambda read=read, data=data: read(data), list(contents(data))))
     claims = folder / "claims/cooijmans2016/claims.yaml"  # of a paper that has the recipes
     claims.parent.mkdir(parents=True)
     claims.write_text(CLAIMS)
     found.append(Input("claims", claims.parent, lambda: read_paper.__wrapped__(claims), [claims]))
-    found.append(_options(folder / "conf"))
-    for one in found:
-        one.good = contents(one.folder)
-    return found
-
-
-def _corpus(name: str, folder: Path) -> Input:
-    read = CORPORA[name](folder)
-    sources = set()
-    if (folder / "cnn_qa").exists():  # what the prepared CNN questions were made from is not read again
-        sources = {folder / "questions", folder / "cnn_qa/skipped.txt"}
-    files = [p for p in contents(folder) if not sources.intersection((p, *p.parents))]
-    return Input(name, folder, lambda: read(folder), files)
+    return [*found, *_runs(folder / "runs"), _options(folder / "conf")]
 
 
 def _runs(folder: Path) -> list[Input]:
@@ -117,28 +107,16 @@ def _runs(folder: Path) -> list[Input]:
     cfg, output = compose_config(*OPTIONS), folder / "output"
     finished, begun = folder / "quickstart/paper/seed=0", folder / "begun"
     folder.mkdir()
-
-    def begin() -> None:
-        original = Trainer.update
-
-        def update(self: Trainer, batch: Any) -> Any:
-            if self.state.update == 6:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return original(self, batch)
-
-        Trainer.update = update
-        train.train(cfg, begun)
-
-    if forked(lambda: train.train(cfg, finished, {"seed": "0"}), output, HANGS) != 0:
+    if run(lambda: train(cfg, finished, {"seed": "0"}), output, HANGS) != 0:
         raise BnrnnError(f"a training failed: {output.read_text()}")
-    forked(begin, output, HANGS)
-    whole = [finished / name for name in (FILE, METRICS)]
+    run(lambda: interrupt_at(6, cfg, begun), output, HANGS)
     return [
         Input("result and metrics, for pages", finished,
-              lambda: evidence.read_run("quickstart", finished / FILE, folder).result, whole),
+              lambda: evidence.read_run("quickstart", finished / FILE, folder).result,
+              [finished / FILE, finished / METRICS]),
         Input("trained model", finished, lambda: trained.load_trained(finished, "")[0],
               [finished / FILE, finished / MODEL]),
-        Input("checkpoint and metrics, resumed", begun, lambda: train.train(cfg, begun).metrics,
+        Input("checkpoint and metrics, resumed", begun, lambda: train(cfg, begun).metrics,
               [begun / CHECKPOINT, begun / METRICS]),
     ]  # fmt: skip
 

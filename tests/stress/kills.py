@@ -7,16 +7,15 @@ from collections import Counter
 from pathlib import Path
 
 from hydra.utils import instantiate
-from tqdm import tqdm
 
 from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError
 from bnrnn.train import train
 from bnrnn.training.build import build
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL, load
-from bnrnn.training.log import METRICS, read_jsonl
 from bnrnn.training.results import FILE, Result
-from tests.stress.processes import forked
+from tests.stress.processes import run
+from tests.test_train import without_time
 
 OPTIONS = ("model.hidden_size=16", "budget.updates=12", "budget.eval_every=4", "budget.eval_batches=1",
            "budget.population_batches=1", "log_every=1", "checkpoint_seconds=0", "data.state_noise=0.1",
@@ -26,10 +25,10 @@ HANGS = 600.0  # seconds
 
 def outcome(run_dir: Path) -> tuple[object, ...]:
     """What must not depend on kills: metrics, records without times, weights, and the names of the files left."""
-    records = [{k: v for k, v in r.items() if k != "seconds"} for r in read_jsonl(run_dir / METRICS)]
     weights = (load(run_dir / MODEL) or {})["model"]
     files = sorted(path.name for path in run_dir.iterdir())
-    return Result.read(run_dir / FILE).metrics, records, {k: v.numpy().tobytes() for k, v in weights.items()}, files
+    stored = {name: value.numpy().tobytes() for name, value in weights.items()}
+    return Result.read(run_dir / FILE).metrics, without_time(run_dir), stored, files
 
 
 def moment(run_dir: Path) -> str:
@@ -52,14 +51,13 @@ def kill_trainings(folder: Path, kills: int, rng: random.Random) -> Counter[str]
     instantiate(cfg.optim)(model.parameters()).step()  # the first step of an optimizer imports torch's compiler
 
     def attempt(run_dir: Path, limit: float) -> int | None:
-        return forked(lambda: train(cfg, run_dir), output, limit)
+        return run(lambda: train(cfg, run_dir), output, limit)
 
     begun = time.monotonic()
     if attempt(folder / "whole", HANGS) != 0:
         raise BnrnnError(f"an undisturbed training failed: {output.read_text()}")
     duration = time.monotonic() - begun
     expected, run_dir = outcome(folder / "whole"), folder / "killed"
-    progress = tqdm(desc="killing trainings", total=kills, disable=None)
     while counts["kills"] < kills:
         shutil.rmtree(run_dir, ignore_errors=True)
         status = None
@@ -68,10 +66,8 @@ def kill_trainings(folder: Path, kills: int, rng: random.Random) -> Counter[str]
             if status is None:
                 counts["kills"] += 1
                 counts[f"killed {moment(run_dir)}"] += 1
-                progress.update()
         same = status == 0 and attempt(run_dir, HANGS) == 0 and outcome(run_dir) == expected
         counts["equal" if same else "different"] += 1
         if not same:
             print(output.read_text(), flush=True)
-    progress.close()
     return counts

@@ -1,59 +1,42 @@
-"""Forked processes: they inherit what this one has imported, so that starting one takes milliseconds."""
+"""Readers and trainings in forked processes: they inherit what this one has imported, so that they start at once."""
 
 import os
-import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
+from bnrnn.commands.workers import MENDABLE
 from bnrnn.errors import mendable
+from tests.helpers import forked
 
 BUG = 99  # exit status after an error that users cannot correct
 
 
-def forked(action: Callable[[], object], output: Path, seconds: float) -> int | None:
+def run(action: Callable[[], object], output: Path, seconds: float) -> int | None:
     """Run an action in a forked process, which writes to a file. Returns its exit status, negative for a signal.
 
     Returns None if it was killed after so many seconds. As in the programs for users, an error that the user can
     correct ends it with status 1 and one message.
     """
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        _run(action, output)
-    end = time.monotonic() + seconds
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        left = end - time.monotonic()
-        if left <= 0:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return None
-        time.sleep(min(left, 0.002))
+    process = forked(_reporting_errors, action, output)
+    process.join(seconds)
+    in_time = process.exitcode is not None
+    process.kill()
+    process.join()
+    return process.exitcode if in_time else None
 
 
-def _run(action: Callable[[], object], output: Path) -> None:
-    status = BUG
-    try:
-        file = output.open("w")
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        sys.stdout = sys.stderr = file
-        action()
-        status = 0
-    except Exception as error:
-        if (cause := mendable(error, HydraException, OmegaConfBaseException)) is None:
-            traceback.print_exc()
-        else:
-            print(f"error: {cause}")
-            status = 1
-    finally:
+def _reporting_errors(action: Callable[[], object], output: Path) -> None:
+    with output.open("w") as sys.stdout:
+        sys.stderr = sys.stdout
+        for number in (1, 2):
+            os.dup2(sys.stdout.fileno(), number)
+        try:
+            action()
+        except Exception as error:
+            cause = mendable(error, *MENDABLE)
+            print(f"error: {cause}" if cause else traceback.format_exc(), flush=True)
+            os._exit(1 if cause else BUG)
         sys.stdout.flush()
-        os._exit(status)
+        os._exit(0)

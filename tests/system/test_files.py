@@ -11,7 +11,7 @@ import zipfile
 
 import pytest
 
-from bnrnn.errors import BnrnnError, mendable
+from bnrnn.errors import BnrnnError, first_line, mendable
 from bnrnn.system import files
 from bnrnn.system.files import (
     atomic_write,
@@ -187,3 +187,16 @@ def test_an_archive_with_something_around_it_or_without_its_checksum_is_refused(
         (tmp_path / "a.zip").write_bytes(damaged)
         with pytest.raises(ValueError, match="before the beginning or after the end"):
             zip_members(tmp_path / "a.zip", lambda n: True)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("a\nb"), "a"),
+        (ValueError("\n  a\nb"), "a"),
+        (ValueError(), "ValueError"),
+        (OSError("\n"), "OSError"),
+    ],
+)
+def test_the_first_line_of_an_error_says_something(error, line):
+    assert first_line(error) == line

@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from bnrnn.config import compose_config
+from bnrnn.data.digits import Digits
 from bnrnn.errors import BnrnnError
 from bnrnn.system.files import remove_empty
 from bnrnn.train import cli
@@ -31,12 +32,12 @@ from tests.helpers import composed
         (
             "model.layer.gamma_init",
             {"a": 1},
-            "model.layer.gamma_init={'a': 1} is not valid: expected a number, or null",
+            "model.layer.gamma_init={'a': 1} is not valid: expected a number",
         ),
         ("model.layer", 3, "model.layer=3 is not valid: expected keys and values"),
         ("optim.lr", {"a": {"b": 1}}, "optim.lr={'a': {'b': 1}} is not valid: expected a number above 0"),
         ("budget.updates", {"a": 1}, "budget.updates={'a': 1} is not valid: expected a whole number from 1, or null"),
-        ("model.layer.gamma_init", True, "model.layer.gamma_init=True is not valid: expected a number, or null"),
+        ("model.layer.gamma_init", True, "model.layer.gamma_init=True is not valid: expected a number"),
     ],
 )
 def test_a_wrong_value_is_one_message(key, value, message):
@@ -101,7 +102,7 @@ def test_a_value_for_a_group_of_options_is_answered_with_one_of_them():
             "data=flickr8k",
             "this model reads sequences, and data=flickr8k has captions of images: use one of the models",
         ),
-        ("model.layer.gamma_init=[1]", "model.layer.gamma_init=[1] is not valid: expected a number, or null"),
+        ("model.layer.gamma_init=[1]", "model.layer.gamma_init=[1] is not valid: expected a number"),
         ("init@model.init=reader", "init@model.init=reader and reader_fair are for readers"),
     ],
 )
@@ -118,3 +119,63 @@ def test_folders_that_are_not_empty_stay(tmp_path):
     (tmp_path / "a" / "kept").touch()
     remove_empty(tmp_path / "a" / "b" / "c", tmp_path / "a")
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["kept"]
+
+
+class Lines(Digits):
+    """A data set of a newcomer, whose options have names that others use in another way."""
+
+    def __init__(self, length: int | None = None, scale: str = "log", window: tuple[int, ...] = (), size: int = 0):
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("length", None, ""),
+        ("length", 5, ""),
+        ("length", 1, "data.length=1 is not valid: expected a whole number from 2, or null"),
+        ("scale", "log", ""),
+        ("size", 2.5, "data.size=2.5 is not valid: expected a whole number"),
+        ("scale", None, "data.scale=None is not valid: expected a text"),
+        ("window", [1, 2], ""),
+    ],
+)
+def test_the_signature_of_a_class_says_what_its_options_may_be(key, value, message):
+    cfg = composed()
+    cfg.data = {"_target_": f"{__name__}.Lines", key: value}
+    if not message:
+        check_options(cfg)
+        return
+    with pytest.raises(BnrnnError) as error:
+        check_options(cfg)
+    assert message in str(error.value)
+
+
+def test_null_is_refused_where_a_class_does_not_take_it():
+    for override in ("model.hidden_size=null", "model.layer.gamma_init=null", "model.layer=null"):
+        with pytest.raises(BnrnnError, match="is not valid: expected"):
+            check_options(composed(override))
+    check_options(composed("model.embedding_size=null", "model.init=null"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("budget.updates=2.5", "budget.updates=2.5 is not valid: expected a whole number from 1, or null"),
+        ("budget.updates=-3", "budget.updates=-3 is not valid"),
+        ("budget.eval_every=0", "budget.eval_every=0 is not valid"),
+        ("batch_size=0", "batch_size=0 is not valid: expected a whole number from 1"),
+        ("num_threads=100000", "num_threads=100000 is not valid: expected a whole number from 1 to 512"),
+        ("seed=abc", "seed=abc is not valid: expected a whole number from 0"),
+        ("checkpoint_seconds=abc", "checkpoint_seconds=abc is not valid: expected a number from 0"),
+        ("wandb.mode=loud", "wandb.mode=loud is not valid: expected offline or online or disabled"),
+        ("optim.lr=-1", "optim.lr=-1 is not valid: expected a number above 0"),
+        ("resume=maybe", "resume=maybe is not valid: expected same or changed"),
+        ("+budget.updatez=3", "budget.updatez is no option: did you mean budget.updates"),
+        ("+batchsize=3", "batchsize is no option: did you mean batch_size"),
+    ],
+)
+def test_an_option_that_cannot_be_trained_is_refused_before_anything_starts(override, message):
+    with pytest.raises(BnrnnError) as error:
+        check_options(composed(override))
+    assert message in str(error.value)

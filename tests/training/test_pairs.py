@@ -17,6 +17,7 @@ from bnrnn.inputs import CAPTIONS, QUESTIONS, SEQUENCES
 from bnrnn.layers import norm
 from bnrnn.report.evidence import Evidence
 from bnrnn.train import train
+from bnrnn.training.checkpoint import MODEL, load
 from bnrnn.training.help import text
 from bnrnn.training.pairs import KINDS, check_pair, fitting, options
 from bnrnn.training.results import config_hash, config_record, identity
@@ -133,11 +134,16 @@ def test_running_statistics_are_what_a_run_evaluates(tmp_path, monkeypatch):
     options = ("model.layer.statistics=running", "budget.updates=8", "budget.eval_every=8")
     result = run("bn_lstm", "digits.Digits", tmp_path / "running", *options)
     assert not estimated and math.isfinite(result.metrics["valid/loss_population_statistics"])
+    stored = load(tmp_path / "running" / MODEL)["model"]
+    counts = [value.max().item() for name, value in stored.items() if name.endswith("num_batches_tracked")]
+    assert counts and set(counts) == {result.best_update}, "the averages over the updates of the selected model"
     exact = run("bn_lstm", "digits.Digits", tmp_path / "exact", *options[1:])
     assert len(estimated) > 0
     name = "valid/loss"
     assert result.metrics[name] == exact.metrics[name], "training and batch statistics are the same"
     assert result.metrics[f"{name}_population_statistics"] != exact.metrics[f"{name}_population_statistics"]
+    name = "test/loss"
+    assert result.metrics[name] != exact.metrics[name] != result.metrics[f"{name}_batch_statistics"]
     assert config_hash(result.config) != config_hash(exact.config)
 
 
