@@ -28,7 +28,7 @@ def load_trained(folder: Path, data_dir: str) -> tuple[Any, Any]:
     saved = load(folder / MODEL)
     assert saved is not None
     config = Result.read(folder / FILE).config
-    check_targets(config, folder / FILE)
+    check_targets({name: config[name] for name in ("data", "model")}, folder / FILE)
     with reading(folder / MODEL, "train the run again", f"a model of the configuration in {FILE}"):
         return built(config, saved["model"], data_dir)
 

@@ -81,7 +81,7 @@ def estimate(model: nn.Module, data: SequenceData, config: dict[str, Any], num_b
 def _built(
     path: Path, config: dict[str, Any], weights: dict[str, Tensor], data_dir: str
 ) -> tuple[nn.Module, SequenceData]:
-    check_targets(config, path)
+    check_targets({name: config[name] for name in ("data", "model")}, path)
     data, model = rebuilt(config, data_dir)
     with reading(path, REMEDY, "a released model"):
         missing, unknown = model.load_state_dict(weights, strict=False)
