@@ -39,7 +39,9 @@ def time_unit(runs: list[Run]) -> float:
     return next((unit for unit in (3600.0, 60.0) if last >= 2 * unit), 1.0)
 
 
-def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, unit: float | None) -> float:
+def draw_runs(
+    ax: Axes, runs: list[Run], metric: str, look: Look, name: str, unit: float | None, most: float | None = None
+) -> float:
     """Plot thin lines for the seeds and a thick line for their mean, at updates where all have a point. The line of a
     seed that was trained longer than all others is stronger after their end.
 
@@ -48,6 +50,7 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, uni
 
     Args:
         unit: the unit of the time axis in seconds; None plots against updates.
+        most: the largest x to show. A curve ends with its first point beyond it.
 
     Returns the largest x.
     """
@@ -55,6 +58,8 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, uni
     for run in runs:
         seconds = run.series("seconds") if unit else {}
         curve = {u: (seconds[u] / unit if unit else float(u), y) for u, y in run.series(metric).items()}
+        beyond = [x for x, _ in curve.values() if most is not None and x > most]
+        curve = {u: point for u, point in curve.items() if not beyond or point[0] <= beyond[0]}
         curves += [curve] if curve else []
         if run.result.status == "diverged":
             end = (run.result.seconds / unit if unit else run.result.updates, 0.97)
@@ -70,7 +75,7 @@ def draw_runs(ax: Axes, runs: list[Run], metric: str, look: Look, name: str, uni
             ax.plot(*zip(*curve.values(), strict=True), color=look.color, alpha=0.35, linewidth=0.8)
         *_, second, first = sorted(curves, key=max)
         alone = {update: point for update, point in first.items() if update >= max(second)}
-        until = max(run.file_order_until for run in runs if max(run.series(metric), default=0) == max(first))
+        until = max(run.file_order_until for run in runs if max(run.series(metric), default=0) >= max(first))
         for part, alpha in _parts(alone, until if depends_on_order(metric) else 0):
             ax.plot(*zip(*part, strict=True), color=look.color, alpha=alpha, linewidth=1.2)
     until = max(run.file_order_until for run in runs) if depends_on_order(metric) else 0.0
@@ -123,7 +128,7 @@ def draw_panel(
         lost = sum(run.result.status == "diverged" for run in mine)
         counted = f"n={len(mine)}, {lost} diverged" if lost else f"n={len(mine)}"
         name = f"{rows[row]}{', ours' if points else ''} ({counted})"
-        lasts.append(draw_runs(ax, mine, metric, look, name, unit))
+        lasts.append(draw_runs(ax, mine, metric, look, name, unit, most))
     last = min(max(lasts, default=0), most or math.inf)
     for look, row in zip(looks, rows, strict=False):
         shown = {u: y for u, y in points.get(row, {}).items() if u <= 1.02 * last or not last}
