@@ -15,18 +15,28 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+from bnrnn.commands.arguments import HOURS, JOBS, Kind, read_arguments
 from bnrnn.config import ROOT
-from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.errors import report_errors
 from bnrnn.system.files import make_folder, write_text
 
 DOCTOR, BENCH = 0.1, 0.15  # parts of the time that the doctor and each of the two benchmarks may take
 STOPPING = 60.0  # seconds at the end in which the campaign saves its runs
 PATIENCE = 120.0  # seconds until a program that was told to stop is killed
+
+
+KINDS = {
+    "hours": HOURS,
+    "jobs": JOBS,
+    "device": Kind(str, lambda v: v in ("cuda", "cpu"), "device=cuda, or device=cpu to rehearse"),
+    "out_dir": Kind(Path, lambda v: not v.is_file(), "a folder, such as out_dir=evidence"),
+    "file": Kind(Path, Path.is_file, "a file that exists, such as file=conf/campaign_gpu.yaml"),
+}
 
 
 @dataclass
@@ -100,26 +110,7 @@ def run(step: Step, folder: Path) -> str:
 
 def parse(arguments: list[str]) -> Options:
     """The options of the command line. Raises BnrnnError for unknown options and wrong values."""
-    options, kinds = Options(), {field.name: field.type for field in fields(Options)}
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key not in kinds:
-            raise BnrnnError(
-                f"{argument} is no option of scripts/gpu_evidence.py: use {', '.join(f'{k}=...' for k in kinds)}"
-            )
-        try:
-            setattr(options, key, type(getattr(options, key))(value))
-        except ValueError:
-            raise BnrnnError(f"{argument} is not valid: expected a number, such as hours=0.5 or jobs=8") from None
-    if not 0 < options.hours < 1000:
-        raise BnrnnError(f"hours={options.hours} is not valid: expected a number of hours above 0, such as hours=0.5")
-    if options.jobs < 1:
-        raise BnrnnError(f"jobs={options.jobs} is not valid: expected the number of runs at a time, such as jobs=8")
-    if options.device not in ("cuda", "cpu"):
-        raise BnrnnError(f"device={options.device} is not valid: use cuda, or cpu to rehearse")
-    if not options.file.is_file():
-        raise BnrnnError(f"file={options.file} does not exist: expected a campaign such as conf/campaign_gpu.yaml")
-    return options
+    return Options(**read_arguments(arguments, KINDS, "scripts/gpu_evidence.py"))
 
 
 @contextmanager

@@ -79,14 +79,14 @@ def test_a_signal_stops_the_program_that_runs(tmp_path, monkeypatch, number, sta
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("hours=0", "hours=0.0 is not valid: expected a number of hours above 0"),
-        ("hours=soon", "hours=soon is not valid: expected a number"),
+        ("hours=0", "hours=0 is not valid: expected a number of hours above 0"),
+        ("hours=soon", "hours=soon is not valid: expected a number of hours"),
         ("jobs=0", "jobs=0 is not valid: expected the number of runs at a time"),
-        ("device=tpu", "device=tpu is not valid: use cuda, or cpu to rehearse"),
-        ("file=none.yaml", "file=none.yaml does not exist"),
+        ("device=tpu", "device=tpu is not valid: expected device=cuda, or device=cpu to rehearse"),
+        ("file=none.yaml", "file=none.yaml is not valid: expected a file that exists"),
         (
             "job=2",
-            "job=2 is no option of scripts/gpu_evidence.py: use hours=..., jobs=..., device=..., out_dir=..., file=...",
+            "job=2 is not an option of scripts/gpu_evidence.py: use hours=..., jobs=..., device=..., out_dir=..., file=...",
         ),
     ],
 )

@@ -18,12 +18,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
+from bnrnn.commands.arguments import HOURS, JOBS, Kind, read_arguments
 from bnrnn.commands.kept import render_kept
 from bnrnn.commands.status import render
 from bnrnn.commands.workers import MENDABLE, PATIENCE, STOPPED, may_be_replaced, run_worker, was_killed
@@ -41,6 +40,29 @@ from bnrnn.training.stop import Stop
 
 NICE = 19
 LARGEST = 2_000_000  # bytes of the largest compressed checkpoint that should be committed
+
+
+def _time(text: str) -> float:
+    """Seconds since 1970, given as such or as a date and time."""
+    return float(text) if text.replace(".", "").isdecimal() else datetime.fromisoformat(text).timestamp()
+
+
+OWN = {  # the options of each command; all of them take file=... and out_dir=...
+    "train": ("hours", "jobs", "device"),
+    "work": ("lane", "device", "parent", "since"),
+    "status": ("since",),
+    "compress": (),
+}
+KINDS = {
+    "hours": HOURS,
+    "jobs": JOBS,
+    "device": Kind(str, lambda v: v in ("auto", "cpu", "cuda"), "device=auto, device=cpu or device=cuda"),
+    "lane": Kind(str, lambda v: v in LANES, f"lane={' or lane='.join(LANES)}"),
+    "file": Kind(Path, Path.is_file, "a file that exists, such as file=conf/campaign.yaml"),
+    "out_dir": Kind(Path, lambda v: not v.is_file(), "a folder, such as out_dir=results"),
+    "parent": Kind(int, lambda v: v > 0, "the number of a process"),
+    "since": Kind(_time, lambda v: 0 <= v < math.inf, "a time, such as since=2026-11-24T09:00"),
+}
 
 
 @dataclass
@@ -108,13 +130,8 @@ def _start(options: Options, lane: str) -> subprocess.Popen[bytes]:
     """Start a worker in its own process group: Ctrl-C reaches only the present process, which then stops the worker."""
     given = {"file": options.file, "out_dir": options.out_dir, "lane": lane, "parent": os.getpid(),
              "since": options.since, "device": options.device}  # fmt: skip
-    command = [
-        sys.executable,
-        "-m",
-        "bnrnn.commands.campaign",
-        "work",
-        *(f"{k}={v}" for k, v in given.items() if v != ""),
-    ]
+    command = [sys.executable, "-m", "bnrnn.commands.campaign", "work"]
+    command += [f"{k}={v}" for k, v in given.items() if v != ""]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
 
 
@@ -143,46 +160,13 @@ def compress(options: Options) -> None:
             say(f"{name}: " + ("compressed" if small else f"more than {LARGEST:,} bytes, not compressed"))
 
 
-def _time(text: str) -> float:
-    """Seconds since 1970, given as such or as a date and time."""
-    return float(text) if text.replace(".", "").isdecimal() else datetime.fromisoformat(text).timestamp()
-
-
 def parse(arguments: list[str]) -> Options:
     """The options of the command line. Raises BnrnnError for unknown commands and options, and for wrong values."""
     command = arguments[0] if arguments and "=" not in arguments[0] else "train"
-    own = {
-        "train": ("hours", "jobs", "device"),
-        "work": ("lane", "device", "parent", "since"),
-        "status": ("since",),
-        "compress": (),
-    }
-    if command not in own:
+    if command not in OWN:
         raise BnrnnError(f"{command} is not a command of bnrnn-campaign: use hours=3 jobs=2, status, work or compress")
-    kinds: dict[str, tuple[Callable[[str], Any], Callable[[Any], bool], str]] = {
-        "hours": (float, lambda v: 0 < v < math.inf, "a number of hours above 0, such as hours=3"),
-        "jobs": (int, lambda v: v >= 1, "a number of workers, such as jobs=2"),
-        "device": (str, lambda v: v in ("auto", "cpu", "cuda"), "device=auto, device=cpu or device=cuda"),
-        "lane": (str, lambda v: v in LANES, f"lane={' or lane='.join(LANES)}"),
-        "file": (Path, lambda v: v.is_file(), "a file that exists, such as file=conf/campaign.yaml"),
-        "out_dir": (Path, lambda v: not v.is_file(), "a folder, such as out_dir=results"),
-        "parent": (int, lambda v: v > 0, "the number of a process"),
-        "since": (_time, lambda v: 0 <= v < math.inf, "a time, such as since=2026-11-24T09:00"),
-    }
-    options = Options(command)
-    for argument in arguments[command != "train" :]:
-        key, _, text = argument.partition("=")
-        known = (*own[command], "file", "out_dir")
-        if key not in known:
-            raise BnrnnError(f"{argument} is not an option of `{command}`: use {', '.join(f'{k}=...' for k in known)}")
-        convert, is_valid, expected = kinds[key]
-        try:
-            value = convert(text)
-        except ValueError:
-            value = None
-        if value is None or not is_valid(value):
-            raise BnrnnError(f"{argument} is not valid: expected {expected}")
-        setattr(options, key, value)
+    kinds = {key: KINDS[key] for key in (*OWN[command], "file", "out_dir")}
+    options = Options(command, **read_arguments(arguments[command != "train" :], kinds, f"`{command}`"))
     if command == "train" and math.isnan(options.hours):
         raise BnrnnError("hours=... is missing: set the number of hours to train, such as hours=3")
     return options

@@ -11,9 +11,10 @@ import os
 import sys
 import time
 
+from bnrnn.commands.arguments import JOBS, read_arguments
 from bnrnn.commands.live import Live
 from bnrnn.commands.workers import MENDABLE, run_team
-from bnrnn.errors import BnrnnError, report_errors
+from bnrnn.errors import report_errors
 from bnrnn.system.files import make_folder
 from bnrnn.training.cells import expand
 from bnrnn.training.log import say
@@ -25,16 +26,15 @@ FAILED = 3  # exit status if some runs have failed and the others are done; an e
 
 def main() -> None:
     """Train the cells of a sweep that are left, with `jobs` of them at a time."""
-    jobs = next((a.partition("=")[2] for a in sys.argv[1:] if a.startswith("jobs=")), "1")
-    arguments = [a for a in sys.argv[1:] if not a.startswith("jobs=")]
-    if not jobs.isdecimal() or int(jobs) < 1:
-        raise BnrnnError(f"jobs={jobs} is not valid: expected the number of processes, such as jobs=2")
+    own = [a for a in sys.argv[1:] if a.startswith("jobs=")]
+    jobs = read_arguments(own, {"jobs": JOBS}, "bnrnn-sweep").get("jobs", 1)
+    arguments = [a for a in sys.argv[1:] if a not in own]
     cells, since = expand(arguments), time.time()
     check_cells(cells)
     make_folder(cells[0].sweep_folder)  # an out_dir that cannot be used is one message too
     with Stop() as stop:
         with Live(cells, since) as live:
-            run_team(cells, since, int(jobs), stop, look=live.look, is_silent=live.is_shown)
+            run_team(cells, since, jobs, stop, look=live.look, is_silent=live.is_shown)
         for line in failures_of(cells, since):
             say(line)
         say(summary(cells, since))

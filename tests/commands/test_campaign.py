@@ -402,7 +402,7 @@ def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
         (["hours=abc"], "hours=abc is not valid: expected a number of hours above 0"),
         (["hours=-1"], "hours=-1 is not valid"),
         (["hours=0"], "hours=0 is not valid"),
-        (["hours=1", "jobs=0"], "jobs=0 is not valid: expected a number of workers"),
+        (["hours=1", "jobs=0"], "jobs=0 is not valid: expected the number of runs at a time"),
         (["hours=1", "file=nowhere.yaml"], "file=nowhere.yaml is not valid: expected a file that exists"),
         (
             ["hours=1", "gobs=2"],
@@ -457,4 +457,4 @@ def test_an_error_of_the_command_is_one_line_without_a_traceback(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bnrnn-campaign", "jobs=many"])
     with pytest.raises(SystemExit) as ended:
         campaign.cli()
-    assert ended.value.code == "error: jobs=many is not valid: expected a number of workers, such as jobs=2"
+    assert ended.value.code == "error: jobs=many is not valid: expected the number of runs at a time, such as jobs=2"

@@ -78,7 +78,7 @@ def test_a_stopped_sweep_saves_its_runs_and_resumes_them(arguments, capfd, numbe
 @pytest.mark.parametrize("jobs", ["0", "two", "-1"])
 def test_a_number_of_processes_is_checked(arguments, jobs):
     arguments("seed=0", jobs=jobs)
-    with pytest.raises(SystemExit, match=rf"^error: jobs={jobs} is not valid: expected the number of processes"):
+    with pytest.raises(SystemExit, match=rf"^error: jobs={jobs} is not valid: expected the number of runs"):
         sweep.cli()
 
 

@@ -13,24 +13,22 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from bnrnn.commands.arguments import Kind, read_arguments
 from bnrnn.errors import BnrnnError, report_errors
 from tests.stress.damage import damage_inputs
 from tests.stress.kills import kill_trainings
 
-DEFAULTS = {"kills": 1000, "inputs": 1000, "seed": 0}
+KINDS = dict.fromkeys(("kills", "inputs", "seed"), Kind(int, lambda v: v >= 0, "a whole number, such as kills=1000"))
 
 
 def main() -> None:
-    given = {key: value for key, _, value in (argument.partition("=") for argument in sys.argv[1:])}
-    if not given.keys() <= DEFAULTS.keys() or not all(value.isdigit() for value in given.values()):
-        raise BnrnnError("usage: python -m tests.stress kills=1000 inputs=1000 seed=0")
-    kills, inputs, seed = (int(given.get(key, default)) for key, default in DEFAULTS.items())
+    given = {"kills": 1000, "inputs": 1000, "seed": 0} | read_arguments(sys.argv[1:], KINDS, "the stress test")
     torch.set_num_threads(1)
     tqdm.monitor_interval = 0  # no thread, which could hold a lock while this process forks
     tqdm.set_lock(threading.RLock())  # not the one that processes share: a killed one would hold it for ever
     with tempfile.TemporaryDirectory() as folder:
-        damaged, failures = damage_inputs(Path(folder), inputs, seed)
-        killed = kill_trainings(Path(folder), kills, random.Random(seed))
+        damaged, failures = damage_inputs(Path(folder), given["inputs"], given["seed"])
+        killed = kill_trainings(Path(folder), given["kills"], random.Random(given["seed"]))
     total = Counter[str]()
     for (name, outcome), number in sorted(damaged.items()):
         total[outcome] += number
