@@ -114,30 +114,10 @@ def _train(
             measure_best_again(trainer)
         trainer.fit()
         metrics = {} if state.diverged else measure(trainer)
-        if "test/bleu4" in metrics:
-            where["java"] = has_java()  # which tokenizer the scores of captions are from
         check_lock()
         if not state.diverged:
             checkpoint.save(run_dir / checkpoint.MODEL, {"model": model.state_dict(), "config": record})
-        result = Result(
-            name=cfg.name,
-            overrides=overrides,
-            status="diverged" if state.diverged else "finished",
-            updates=state.update,
-            best_update=state.best["update"] if state.best else 0,
-            metrics=metrics,
-            seconds=round(state.seconds, 1),
-            cpu_seconds=None if state.cpu_seconds is None else round(state.cpu_seconds, 1),
-            num_parameters=sum(p.numel() for p in model.parameters()),
-            commits=state.commits,
-            pieces=state.pieces,
-            environment=where,
-            data=data.description,
-            config=record,
-            records_sha256=log.sync(),
-            updates_per_epoch=data.num_batches("train", cfg.batch_size),
-            date=today(),
-        )
+        result = _result(trainer, record, overrides, metrics, where)
         result.write(run_dir)
         remove(run_dir / CHECKPOINT)
         log.show("curves", state.update, lambda: _figures().curves(read_jsonl(run_dir / METRICS)))
@@ -147,6 +127,35 @@ def _train(
         for line in last_lines(result.status, state.update, result.best_update, metrics, data.metric):
             log.say(line)
     return result
+
+
+def _result(
+    trainer: Trainer, record: dict[str, Any], overrides: dict[str, str], metrics: dict[str, float],
+    where: dict[str, Any],
+) -> Result:  # fmt: skip
+    """The result of a run that has been trained to its end."""
+    state, data, cfg = trainer.state, trainer.data, trainer.cfg
+    if "test/bleu4" in metrics:
+        where = where | {"java": has_java()}  # which tokenizer the scores of captions are from
+    return Result(
+        name=cfg.name,
+        overrides=overrides,
+        status="diverged" if state.diverged else "finished",
+        updates=state.update,
+        best_update=state.best["update"] if state.best else 0,
+        metrics=metrics,
+        seconds=round(state.seconds, 1),
+        cpu_seconds=None if state.cpu_seconds is None else round(state.cpu_seconds, 1),
+        num_parameters=sum(p.numel() for p in trainer.model.parameters()),
+        commits=state.commits,
+        pieces=state.pieces,
+        environment=where,
+        data=data.description,
+        config=record,
+        records_sha256=trainer.log.sync(),
+        updates_per_epoch=data.num_batches("train", cfg.batch_size),
+        date=today(),
+    )
 
 
 def _figures() -> Any:
