@@ -86,7 +86,7 @@ def test_a_signal_stops_the_program_that_runs(tmp_path, monkeypatch, number, sta
         ("file=none.yaml", "file=none.yaml is not valid: expected a file that exists"),
         (
             "job=2",
-            "job=2 is not an option of scripts/gpu_evidence.py: use hours=..., jobs=..., device=..., out_dir=..., file=...",
+            "job=2 is not an option of scripts/gpu_evidence.py: use hours=..., jobs=..., device=...",
         ),
     ],
 )
