@@ -36,7 +36,7 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	if [ $(FOLDER) -ef results ]; then $(PYTHON) scripts/make_tables.py; fi; \
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(FOLDER); done
 
-.PHONY: help setup quickstart test test-slow test-slurm sanitize lint types check tables verify compare site site-test data doctor bench running notebook
+.PHONY: help setup quickstart test test-slow test-slurm sanitize lint types check seal tables verify compare site site-test data doctor bench running notebook
 .PHONY: kernels versions stress gpu-evidence wheels campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
@@ -104,8 +104,11 @@ types: setup  ## check the types of the code
 	$(VENV)/bin/pyright
 
 ## Tables, figures and their site
-check: setup  ## fail if a rendered table differs from the stored results
+check: setup  ## fail if a stored result is not as sealed, or a rendered table differs from the results
 	$(PYTHON) scripts/make_tables.py --check
+
+seal: setup  ## seal the stored results as they are now, so that `make check` notices any later change
+	$(PYTHON) scripts/make_tables.py --seal
 
 tables: setup  ## render tables and figures from results/
 	$(PYTHON) scripts/make_tables.py
