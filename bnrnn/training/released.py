@@ -40,7 +40,7 @@ def release(run_dir: Path, path: Path) -> None:
     make_folder(path.parent)
     told |= {"format": FORMAT, "experiment": result.name, "sha256": sha256(_tensors(save(weights)))}
     with atomic_write(path) as file:
-        file.write(save(weights, told))
+        file.write(_ordered(save(weights, told)))
 
 
 def released_path(folder: Path, overrides: dict[str, str]) -> Path:
@@ -104,6 +104,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         given = {"experiment": header["experiment"], **{name: json.loads(header[name]) for name in ABOUT}}
         given["config"] = with_present_paths(given["config"])
         return given, loaded(content)
+
+
+def _ordered(content: bytes) -> bytes:
+    """The same file with its header in alphabetical order: safetensors writes it in another order each time."""
+    header = json.dumps(json.loads(content[8 : 8 + _header_size(content)]), sort_keys=True).encode()
+    header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8
+    return len(header).to_bytes(8, "little") + header + _tensors(content)
 
 
 def _header_size(content: bytes) -> int:

@@ -54,6 +54,11 @@ def test_a_released_model_predicts_as_the_model_of_its_run(released):
     assert accuracy(model, data, given["config"]) == pytest.approx(given["metrics"]["test/accuracy"], abs=1e-6)
 
 
+def test_the_same_run_gives_the_same_file(released, tmp_path):
+    release(released / "run", tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (released / "models/model.safetensors").read_bytes()
+
+
 def test_it_has_no_population_statistics_and_tells_its_recipe_and_numbers(released):
     path = released / "models/model.safetensors"
     given, weights = _read(path)
