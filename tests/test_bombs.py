@@ -34,23 +34,24 @@ PIECE = 1 << 26
 
 
 def measured(read: Callable[[], object], output: Path) -> tuple[str, int, float]:
-    """What a forked process prints that reads something, its peak memory in bytes, and the seconds that it took."""
+    """What a forked process prints that reads something, the bytes of memory that it adds, and the seconds it takes."""
 
     def action() -> None:
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
-        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        held, resident = (int(n) * resource.getpagesize() for n in Path("/proc/self/statm").read_text().split()[:2])
         resource.setrlimit(resource.RLIMIT_AS, (held + 4 * GIGABYTE,) * 2)  # so that a bomb does not fill the machine
         try:
             read()
         finally:
-            print("peak", re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+            peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+            print("peak", peak - resident)
 
     started = time.process_time() + os.times().children_user
     status = forked(action, output, 60)
     seconds = time.process_time() + os.times().children_user - started
     text = output.read_text()
     assert status == 1, text
-    return text, int(re.search(r"peak (\d+)", text)[1]) * 1024, seconds
+    return text, int(re.search(r"peak (-?\d+)", text)[1]), seconds
 
 
 def unpacking(size: int) -> bytes:

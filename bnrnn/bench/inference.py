@@ -9,7 +9,7 @@ from torch import nn
 from bnrnn.bench.layers import SHAPES, Shape
 from bnrnn.bench.timing import NN_LSTM, NO_NORM, Case, Plan
 from bnrnn.layers.population import estimate_population_statistics
-from bnrnn.layers.stack import LSTM
+from bnrnn.layers.stack import LSTM, Stack
 
 BN_LSTM = "BN-LSTM"
 BATCHES = (1, 64)
@@ -43,8 +43,8 @@ def in_steps(model: nn.Module, x: torch.Tensor) -> Callable[[], Any]:
     def run() -> None:
         state = None
         with torch.inference_mode():
-            for _ in range(CALLS):
-                _, state = model(x[:1], state)
+            for step in range(CALLS):
+                _, state = model(x[:1], state, **({"t_start": step} if isinstance(model, Stack) else {}))
 
     return run
 

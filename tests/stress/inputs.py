@@ -105,14 +105,14 @@ def make_inputs(folder: Path) -> list[Input]:
 def _runs(folder: Path) -> list[Input]:
     """A finished run, as the pages and programs with its model read it, and one that is to be resumed."""
     cfg, output = compose_config(*OPTIONS), folder / "output"
-    finished, begun = folder / "quickstart/paper/seed=0", folder / "begun"
+    finished, begun = folder / cfg.name / "paper/seed=0", folder / "begun"
     folder.mkdir()
     if run(lambda: train(cfg, finished, {"seed": "0"}), output, HANGS) != 0:
         raise BnrnnError(f"a training failed: {output.read_text()}")
     run(lambda: interrupt_at(6, cfg, begun), output, HANGS)
     return [
         Input("result and metrics, for pages", finished,
-              lambda: evidence.read_run("quickstart", finished / FILE, folder).result,
+              lambda: evidence.read_run(cfg.name, finished / FILE, folder).result,
               [finished / FILE, finished / METRICS]),
         Input("trained model", finished, lambda: trained.load_trained(finished, "")[0],
               [finished / FILE, finished / MODEL]),
