@@ -140,7 +140,7 @@ def test_every_model_runs_on_the_default_data(model):
     built = instantiate(cfg.model, input_size=1, output_size=10, t_max=data.t_max)
     logits, _ = built(next(data.batches("train", 4)).inputs)
     assert logits.shape == (64, 4, 10)
-    assert has_batch_norm(built) == ("bn" in model)
+    assert has_batch_norm(built) == ("bn" in model), "a name has bn exactly if the model has batch normalization"
 
 
 @pytest.mark.parametrize("budget", options("budget"))

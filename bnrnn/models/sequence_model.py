@@ -110,12 +110,17 @@ def init_cooijmans(
         per_gate: whether each gate has its own orthogonal matrix, as the text of the paper suggests (D3).
         forget_bias: initial bias of the forget gate (D2).
 
-    Raises BnrnnError for an unknown `hidden`.
+    Raises BnrnnError for an unknown `hidden`, and for "identity" if the layer is neither an LSTM nor a tanh RNN.
     """
     if hidden not in ("identity", "orthogonal"):
         raise BnrnnError(f"init.hidden is {hidden!r}: use 'identity' or 'orthogonal'")
     for layer in _layers(model):
         size, gates = layer.hidden_size, layer.num_gates
+        if hidden == "identity" and gates not in (1, 4):
+            raise BnrnnError(
+                f"model.init.hidden=identity is for LSTMs and tanh RNNs, and {type(layer).__name__} has {gates} gates: "
+                "use model.init.hidden=orthogonal"
+            )
         g = 2 if gates == 4 else 0  # index of the candidate in i f g o; a plain RNN has only the candidate
         layer.weight_ih.copy_(_blocks(layer.input_size, size, gates, per_gate))
         if hidden == "orthogonal":

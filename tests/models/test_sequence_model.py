@@ -201,6 +201,20 @@ def test_a_plain_rnn_gets_the_identity():
     assert (model.head.bias == 0).all()
 
 
+def test_the_identity_is_refused_where_the_candidate_is_not_known():
+    class TwoGates(BNRNN):
+        num_gates = 2
+
+    def build(hidden: str) -> SequenceModel:
+        init = partial(init_cooijmans, hidden=hidden)
+        return SequenceModel(TwoGates, H, input_size=1, output_size=4, t_max=3, init=init)
+
+    weight = build("orthogonal").layer.layers[0].weight_hh
+    assert close(weight.T @ weight, EYE)
+    with pytest.raises(BnrnnError, match=r"TwoGates has 2 gates: use model.init.hidden=orthogonal"):
+        build("identity")
+
+
 def test_uniform_initializes_every_parameter_but_no_gamma_or_beta():
     model = language_model(LSTM, partial(init_uniform, bound=0.3))
     for name, parameter in model.named_parameters():

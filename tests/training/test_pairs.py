@@ -148,9 +148,12 @@ def test_running_statistics_are_what_a_run_evaluates(tmp_path, monkeypatch):
 
 
 def test_no_recipe_has_changed():
-    """Hashes from before models brought their own initialization. A change of a recipe makes its results stale."""
+    """Hashes from before models brought their own initialization. A change of a recipe makes its results stale.
+
+    Recipes that were added later have none: `make check` finds a change once they have results.
+    """
     expected = json.loads(HASHES.read_text())
-    assert set(expected) == set(EXPERIMENTS)
+    assert set(expected) <= set(EXPERIMENTS)
     for key, hashes in expected.items():
         found = [config_hash(config_record(composed(f"experiment={key}", *choice))) for choice in cells(key)]
         assert found == hashes, key
