@@ -10,6 +10,7 @@ import plotext
 from bnrnn.errors import BnrnnError
 from bnrnn.report.claims import has_entry, table_of
 from bnrnn.report.evidence import Evidence
+from bnrnn.report.run import longest
 
 SIZE = (100, 22)  # characters of a plot
 COLORS = ["blue", "orange", "green", "magenta", "cyan", "red", "gray"]
@@ -65,7 +66,7 @@ def _borrowed(key: str, evidence: Evidence, metric: str, own: list[Named]) -> li
     if not has_entry(key):
         return []
     table, found = table_of(key), list[Named]()
-    for run in evidence.shown(key)[len(evidence.runs(key)) :]:
+    for run in longest(evidence.shown(key)[len(evidence.runs(key)) :]):  # a seed that was trained twice counts once
         row, data = f"{table.rows}={run.overrides[table.rows]}", f"data={run.overrides.get('data')}"
         for panel in sorted({panel for panel, parts, _ in own if panel.endswith(data) and row not in parts}):
             like = next(parts for at, parts, _ in own if at == panel)
