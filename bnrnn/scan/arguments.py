@@ -82,8 +82,8 @@ def _bytes_needed(value: Tensor) -> int:
     """The number of bytes from the beginning of a tensor's storage to its last value."""
     if value.numel() == 0:
         return 0
-    last = sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
-    return (value.storage_offset() + last + 1) * value.itemsize
+    last = sum((int(size) - 1) * int(step) for size, step in zip(value.shape, value.stride(), strict=True))
+    return (int(value.storage_offset()) + last + 1) * value.itemsize
 
 
 def check_not_empty(T: int, H: int) -> None:
