@@ -94,7 +94,7 @@ sanitize: setup  ## run the tests of the engines under AddressSanitizer and Unde
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 XDG_CACHE_HOME=$(VENV)/sanitized \
 	$(PYTHON) -m pytest -q tests/scan/test_lstm.py tests/scan/test_rhn.py tests/scan/test_norm.py \
-		tests/scan/test_arguments.py tests/scan/test_products.py
+		tests/scan/test_arguments.py tests/scan/test_products.py tests/scan/test_memory.py tests/test_kernel_cache.py
 
 lint: setup  ## check the style of the code
 	$(VENV)/bin/ruff check .

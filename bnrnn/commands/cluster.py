@@ -24,7 +24,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from bnrnn.commands.slurm import Queued, Task, folder_of, is_over, queued
+from bnrnn.commands.slurm import Queued, Task, folder_of, is_over, python_command, queued
 from bnrnn.commands.workers import MENDABLE
 from bnrnn.config import compose_config
 from bnrnn.errors import BnrnnError, report_errors
@@ -98,7 +98,9 @@ def _sbatch(task: Task, workers: int, folder: Path, options: dict[str, Any]) -> 
         raise BnrnnError("submitting to Slurm needs submitit: pip install 'bnrnn[sweep]'") from None
     messages = io.StringIO()
     try:
-        executor = submitit.AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=task.most)
+        executor = submitit.AutoExecutor(
+            folder, cluster="slurm", slurm_max_num_timeout=task.most, slurm_python=python_command()
+        )
         given = {k if k in SHARED else f"slurm_{k}": v for k, v in options.items() if v is not None}
         executor.update_parameters(**given)
         with contextlib.redirect_stderr(messages), executor.batch():

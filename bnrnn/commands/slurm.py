@@ -1,6 +1,7 @@
 """What one task of a Slurm job runs, and what Slurm says about tasks. Submitit starts the task and queues it again."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,18 @@ from bnrnn.training.results import FILE
 from bnrnn.training.stop import Stop
 
 SECONDS = 60  # an answer of Slurm that takes longer is none
+# Slurm's warning ends a process that has no handler for it. Submitit has one only after it has imported torch, seconds
+# after the start. This program blocks the signal before anything is imported, and becomes the command in its arguments.
+# The block stays, so a signal that arrives meanwhile waits until `Task` removes it.
+BLOCKING = (
+    "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+def python_command() -> str:
+    """The shell command by which a task starts Python, with SIGUSR2 blocked."""
+    return shlex.join([sys.executable, "-I", "-S", "-c", BLOCKING, sys.executable])
 
 
 @dataclass
@@ -77,7 +90,8 @@ class Task:
         patience: seconds to wait for the locks of processes that a failed node has left behind.
         most: how often the task is queued again after its time limit, for the message.
 
-    Submitit queues the task again on SIGUSR2, with which Slurm warns that the time is nearly over.
+    Submitit queues the task again on SIGUSR2, with which Slurm warns that the time is nearly over. The signal is
+    blocked when the process begins (`python_command`), and is unblocked here, where submitit has its handler.
     """
 
     arguments: list[str]
@@ -96,6 +110,7 @@ class Task:
         from submitit.core.utils import UncompletedJobError
 
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
             self._work(expand(self.arguments))
         except UncompletedJobError:
             sys.exit(f"not queued again: it has reached its time limit {self.most + 1} times (max_num_timeout)")

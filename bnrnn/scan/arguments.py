@@ -1,6 +1,6 @@
 """Checks of a scan's arguments. Compiled engines read memory by address: wrong shapes or dtypes must not reach them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
-from bnrnn.scan.tracing import traced
+from bnrnn.scan.tracing import traced, values_known
 
 MOST_FORMS = 1000  # remembered by each check
 
@@ -54,6 +54,42 @@ def check_tensors(x: Tensor, shapes: dict[str, tuple[int, ...]], values: dict[st
             expected, found = (shapes[name], x.dtype, x.device), (tuple(value.shape), value.dtype, value.device)
             if found != expected:
                 raise BnrnnError(f"{name} does not match {of}: expected {expected}, got {found}")
+
+
+def check_memory(values: Mapping[str, Any]) -> None:
+    """Raise BnrnnError for a tensor whose storage is smaller than its shape needs, because it was freed or cut.
+
+    This can change between two calls with the same shapes, so every call checks it, before the first tensor is read.
+
+    Args:
+        values: the arguments by name, which may be tuples; those that are not tensors are ignored.
+    """
+    if not values_known():
+        return
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            found = value.untyped_storage().nbytes()
+            if (found != value.nbytes or not value.is_contiguous()) and found < _bytes_needed(value):
+                raise BnrnnError(
+                    f"the memory of {name} has {found} bytes, and its shape {tuple(value.shape)} needs "
+                    f"{_bytes_needed(value)}: it was freed, so compute it again"
+                )
+        elif isinstance(value, tuple):
+            check_memory({f"{name}[{n}]": v for n, v in enumerate(value)})
+
+
+def _bytes_needed(value: Tensor) -> int:
+    """The number of bytes from the beginning of a tensor's storage to its last value."""
+    if value.numel() == 0:
+        return 0
+    last = sum((int(size) - 1) * int(step) for size, step in zip(value.shape, value.stride(), strict=True))
+    return (int(value.storage_offset()) + last + 1) * value.itemsize
+
+
+def check_not_empty(T: int, H: int) -> None:
+    """Raise BnrnnError unless a scan has at least one time step and one unit."""
+    if T == 0 or H == 0:
+        raise BnrnnError(f"a scan needs at least one time step and one unit, got T = {T} and H = {H}")
 
 
 def check_sizes(batch_sizes: list[int] | None, T: int, B: int) -> None:

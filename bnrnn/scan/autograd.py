@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bnrnn.errors import BnrnnError
+from bnrnn.scan.arguments import check_memory
 
 ALTERNATIVE = "call bnrnn.scan.set_backend('reference') before the forward pass"
 
@@ -80,7 +81,9 @@ class _Scan(torch.autograd.Function):
             raise RuntimeError(
                 f"this scan was already run backward, which spent its buffers: run it forward again, or {ALTERNATIVE}"
             )
-        tensors = iter(ctx.saved_tensors)
+        saved = ctx.saved_tensors
+        check_memory({"kept": saved, "gradients": given})
+        tensors = iter(saved)
         leaves = [next(tensors) if other is None else other[0] for other in ctx.others]
         ctx.spent = True
         gradients = ctx.engine(**tree_unflatten(leaves, ctx.form)).gradients(*given)

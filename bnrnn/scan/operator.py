@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bnrnn.scan.arguments import check_memory
 from bnrnn.scan.backends import backend
 
 
@@ -56,6 +57,7 @@ def _options(*values: Any) -> dict[str, Any]:
 
 def _steps(kind: Recurrence, given: dict[str, Tensor], options: dict[str, Any]) -> Any:
     """Steps by the engine `cpu` where it can run, and else by `fused`."""
+    check_memory(given)
     x_proj, fields = given["x_proj"], kind.statistics._fields
     fits = backend(x_proj.device, options["product_dtype"] or x_proj.dtype) == "cpu"
     population = {name: value for name, value in given.items() if name in fields}

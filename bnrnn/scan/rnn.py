@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bnrnn.scan.arguments import raised
+from bnrnn.scan.arguments import check_memory, check_not_empty, raised
 from bnrnn.scan.backends import backend, product_dtype, triton_engine, without_autocast
 from bnrnn.scan.norm.reference import normalize
 from bnrnn.scan.rhn.reference import RHNStatistics
@@ -36,7 +36,11 @@ def rnn_scan(
             sequences keep their h, and do not count in the statistics.
 
     Returns h of all steps, the last h, and the means and variances (T, H) that were used, which are None without gamma.
+    Raises BnrnnError for empty sequences and for freed memory.
     """
+    check_memory({"x_proj": x_proj, "h": h, "weight_hh": weight_hh, "gamma": gamma, "beta": beta,
+                  "population": population})  # fmt: skip
+    check_not_empty(len(x_proj), len(weight_hh))
     if not traced() and backend(x_proj.device, product_dtype(x_proj.device, x_proj.dtype) or x_proj.dtype) == "triton":
         return _on_triton(x_proj, h, weight_hh, gamma, beta, eps, population, batch_sizes)
     means, variances = population or ([None] * len(x_proj), [None] * len(x_proj))

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 
+LARGEST = 1e30  # rates and other numbers of a configuration; larger ones overflow float32 when they are multiplied
+
 
 class RMSProp(torch.optim.Optimizer):
     """RMSProp as in Blocks, the framework of Cooijmans et al. 2016.
@@ -63,9 +65,16 @@ def learning_rate(lr: float, epoch: int, after: int, divisor: float | int, every
     """The rate stays at lr for `after` epochs, then is divided by `divisor` every `every` epochs. epoch counts from 0.
 
     Laurent et al. 2015, section 4.2.2: "divided by 2 every epoch after the 6th" means that the 7th epoch is the first
-    with a lower rate.
+    with a lower rate. Raises BnrnnError for a rate that a divisor below 1 has made too large.
     """
     try:
-        return lr / divisor ** max(0, -(-(epoch + 1 - after) // every))
+        rate = lr / divisor ** max(0, -(-(epoch + 1 - after) // every))
     except OverflowError:
         return 0.0
+    except ZeroDivisionError:
+        rate = math.inf
+    if rate > LARGEST:
+        raise BnrnnError(
+            f"lr_decay.divisor={divisor:g} makes the learning rate {rate:g} in epoch {epoch + 1}: use a divisor from 1"
+        )
+    return rate

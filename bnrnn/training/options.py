@@ -18,8 +18,9 @@ import yaml
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from bnrnn.config import CONF, checking_files, compose_config
+from bnrnn.config import CONF, GROUPS, checking_files, compose_config
 from bnrnn.errors import BnrnnError, first_line
+from bnrnn.training.optim import LARGEST
 from bnrnn.training.pairs import options
 
 MOST_THREADS = 512  # far more than this crash OpenMP
@@ -51,7 +52,7 @@ SIZE, SWITCH, POSITIVE, SHARE = _whole(1), _one_of(True, False), _number(0, abov
 KEYS: Rule = (lambda v: isinstance(v, dict), "keys and values")
 TEXT: Rule = (lambda v: v is not None and not isinstance(v, (dict, list)), "a text")
 RULES: dict[str, Rule] = {
-    "seed": _whole(0, 2**42),  # the seed of an epoch is a million times this, which must fit into 64 bits
+    "seed": _whole(0, 2**32 - 1),  # the generators of numpy and torch use no more than 32 bits
     "batch_size": SIZE, "population_batch_size": SIZE, "log_every": SIZE, "num_threads": _whole(1, MOST_THREADS),
     "grad_clip": _number(0), "checkpoint_seconds": _number(0), "sum_over_time": _or_null(SWITCH),
     "population_every": _or_null(SIZE), "evaluate_train": SWITCH,
@@ -84,6 +85,8 @@ LAUNCHER: dict[str, Rule] = {  # the options of conf/hydra/launcher/slurm.yaml t
     "stderr_to_stdout": SWITCH,
     "additional_parameters": _or_null((lambda v: isinstance(v, dict), "keys and values")),
 }  # fmt: skip
+DETERMINED = ("input_size", "output_size", "t_max", "feature_size", "scored_steps")  # by the data: see model_sizes
+DETERMINED_OF_LAYERS = ("input_size", "hidden_size", "t_max")  # by the model
 NEEDED = (
     "name", "seed", "batch_size", "population_batch_size", "grad_clip", "lr_decay", "sum_over_time", "search",
     "log_every", "device", "backend", "precision", "num_threads", "checkpoint_seconds", "population_every",
@@ -115,6 +118,12 @@ def check_options(cfg: DictConfig, overrides: dict[str, str] | None = None) -> N
         rule = RULES.get(key) or (_rule_of_owner(tree, key) if group in ("model", "data", "optim") else None)
         if rule is not None and not rule[0](value):
             raise BnrnnError(f"{key}={value} is not valid: expected {rule[1]}")
+        if type(value) in (int, float) and abs(value) > LARGEST:
+            raise BnrnnError(f"{key}={value} is not valid: expected a number from {-LARGEST:g} to {LARGEST:g}")
+        owner, _, name = key.rpartition(".")
+        if (owner == "model" and name in DETERMINED) or (owner == "model.layer" and name in DETERMINED_OF_LAYERS):
+            source = "data determine" if owner == "model" else "model determines"
+            raise BnrnnError(f"{key}={value} has no effect, because the {source} {name}: leave it out")
     if cfg.lr_decay is not None and not {"lr_decay.after", "lr_decay.divisor"} <= set(values):
         raise BnrnnError(f"lr_decay={cfg.lr_decay} is not valid: expected {RULES['lr_decay'][1]}")
     updates, epochs = values.get("budget.updates"), values.get("budget.epochs")
@@ -188,6 +197,12 @@ def with_nearest_key(error: Exception, keys: Callable[[], list[str]]) -> str:
         return str(error)
     key, said = match[1], first_line(error).rstrip(".")
     existing = keys()
+    if names := options(key) if key in GROUPS else []:
+        member = next((k for k in existing if k.startswith(f"{key}.") and "._" not in k), key)
+        return (
+            f"{said}: {key} is a group of files; choose one by its name, such as {key}={names[0]}, and change single "
+            f"options, such as {member}=..."
+        )
     if members := [k for k in existing if k.startswith(f"{key}.") and "._" not in k]:
         return f"{said}: it is a group of options; give one of them, such as {members[0]}"
     if others := options_with(key):

@@ -47,6 +47,13 @@ SRUN = """#!/usr/bin/env bash
 while [[ "$1" == -* ]]; do case "$1" in --output|--error) shift 2;; *) shift;; esac; done
 exec "$@"
 """
+# Warns as soon as the task's Python has begun, long before submitit has its handler.
+WARNING_SRUN = SRUN.replace(
+    "exec",
+    """\
+(until tr '\\0' ' ' </proc/$$/cmdline | grep -q '^[^ ]*python[^ ]* -u '; do sleep 0.01; done; kill -USR2 $$) &
+exec""",
+)
 SQUEUE = """#!/usr/bin/env bash
 printf '77|0|RUNNING|n1|None\\n77|1|PENDING||Resources\\n5|N/A|RUNNING|n2|None\\n'
 """
@@ -100,6 +107,40 @@ def test_a_submission_has_the_configured_resources_and_its_workers_train_every_c
         "quickstart: nothing is left to train, so nothing was submitted",
         "2 of 2 finished",
     ]
+
+
+def test_the_warning_is_blocked_when_the_python_of_a_task_begins():
+    program = "import signal, sys; print(signal.SIGUSR2 in signal.pthread_sigmask(signal.SIG_BLOCK, []), sys.prefix)"
+    command = f'{slurm.python_command()} -u -c "{program}"'
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert run.stdout == f"True {sys.prefix}\n"
+
+
+@pytest.mark.slow
+def test_a_warning_that_arrives_before_there_is_a_handler_queues_the_task_again(
+    tmp_path, monkeypatch, path_of_programs
+):
+    stub = path_of_programs
+    program(stub, "sbatch", '#!/bin/sh\ncp "$1" "$STUB/submitted.sh"\necho Submitted batch job 77\n')
+    program(stub, "srun", WARNING_SRUN)
+    program(stub, "scontrol", '#!/bin/sh\necho "$@" >>"$STUB/asked"\n')
+    monkeypatch.setenv("STUB", str(stub))
+    cells = cells_in(tmp_path, "seed=0")
+    folder_of(cells).mkdir(parents=True)
+    options = launcher_options([], cells[0])
+    for name in cluster.OWN:
+        del options[name]
+    task = Task([*TINY, f"out_dir={tmp_path}", "seed=0"], 1, 0.0, 1.0, 3)
+    assert cluster._sbatch(task, 1, folder_of(cells), options) == "77"
+    names = {"JOB_ID": 77, "JOB_NODELIST": "localhost", "NTASKS": 1, "JOB_NUM_NODES": 1, "NODEID": 0, "PROCID": 0,
+             "LOCALID": 0}  # fmt: skip
+    env = os.environ | {f"SLURM_{name}": str(value) for name, value in names.items()}
+    run = subprocess.run(
+        ["bash", stub / "submitted.sh"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=180
+    )
+    assert run.returncode == 255, run.stderr
+    assert (stub / "asked").read_text() == "requeue 77\n" and "Caught signal SIGUSR2" in run.stderr
+    assert not cells[0].folder.exists()
 
 
 def test_there_are_no_more_workers_than_runs_need(tmp_path, monkeypatch):

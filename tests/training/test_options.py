@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from bnrnn.config import compose_config
@@ -93,9 +94,30 @@ def test_a_value_for_a_group_of_options_is_answered_with_one_of_them():
         compose_config("wandb={a:1}")
 
 
+@pytest.mark.parametrize("group", ["model", "data", "optim", "budget"])
+def test_a_dictionary_for_a_group_of_files_is_answered_with_one_of_them(group):
+    message = (
+        rf"'{group}': {group} is a group of files; choose one by its name, such as {group}=\w+, and change single "
+    )
+    with (
+        pytest.raises(BnrnnError, match=f"{message}options, such as {group}\\.[a-z_.]+=\\.\\.\\.$"),
+        naming_nearest_key(),
+    ):
+        compose_config(f"{group}={{a:1}}")
+
+
+def test_the_largest_seed_is_another_than_every_smaller_one():
+    """The generator of an epoch has the seed times 1,000,003, of which torch uses 32 bits: an odd factor keeps all."""
+    check_options(composed(f"seed={2**32 - 1}"))
+    assert len({seed * 1_000_003 % 2**32 for seed in (*range(1000), *range(2**32 - 1000, 2**32))}) == 2000
+    orders = [torch.randperm(50, generator=torch.Generator().manual_seed(s * 1_000_003)) for s in (0, 1, 2**32 - 1)]
+    assert not torch.equal(orders[0], orders[2]) and not torch.equal(orders[1], orders[2])
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("optim.lr=1e308", "optim.lr=1e+308 is not valid: expected a number from -1e+30 to 1e+30"),
         ("+model.layer.gama_init=1", "BNLSTM has no option gama_init: did you mean model.layer.gamma_init?"),
         ("+optim.decayy=1", "optim cannot be built"),
         (
@@ -167,6 +189,14 @@ def test_null_is_refused_where_a_class_does_not_take_it():
         ("batch_size=0", "batch_size=0 is not valid: expected a whole number from 1"),
         ("num_threads=100000", "num_threads=100000 is not valid: expected a whole number from 1 to 512"),
         ("seed=abc", "seed=abc is not valid: expected a whole number from 0"),
+        ("seed=4294967296", "seed=4294967296 is not valid: expected a whole number from 0 to 4,294,967,295"),
+        ("optim.lr=1e308", "optim.lr=1e+308 is not valid: expected a number from -1e+30 to 1e+30"),
+        ("model.layer.gamma_init=-1e39", "model.layer.gamma_init=-1e+39 is not valid: expected a number from -1e+30"),
+        ("+optim.weight_decay=1e300", "optim.weight_decay=1e+300 is not valid: expected a number from -1e+30"),
+        ("+model.t_max=0", "model.t_max=0 has no effect, because the data determine t_max: leave it out"),
+        ("+model.output_size=7", "model.output_size=7 has no effect, because the data determine output_size"),
+        ("+model.layer.t_max=0", "model.layer.t_max=0 has no effect, because the model determines t_max"),
+        ("+model.layer.hidden_size=3", "model.layer.hidden_size=3 has no effect, because the model determines"),
         ("checkpoint_seconds=abc", "checkpoint_seconds=abc is not valid: expected a number from 0"),
         ("wandb.mode=loud", "wandb.mode=loud is not valid: expected offline or online or disabled"),
         ("optim.lr=-1", "optim.lr=-1 is not valid: expected a number above 0"),

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import operator
-from bnrnn.scan.arguments import check_sizes, check_tensors, once_per_form, raised, statistics_by_name
+from bnrnn.scan.arguments import (
+    check_memory,
+    check_not_empty,
+    check_sizes,
+    check_tensors,
+    once_per_form,
+    raised,
+    statistics_by_name,
+)
 from bnrnn.scan.backends import OUTSIDE, backend, engine_of, product_dtype, triton_engine, without_autocast
 from bnrnn.scan.graphs import Captured
 from bnrnn.scan.lstm import reference
@@ -38,8 +46,9 @@ def lstm_scan(
       statistics, states and all other values are float32 inside. y has the dtype of x_proj; h and c keep their dtypes.
     - With `overwrite`, an engine may reuse the memory of x_proj, whose values are then lost.
 
-    Raises BnrnnError for shapes, dtypes or devices that do not match.
+    Raises BnrnnError for shapes, dtypes or devices that do not match, for empty sequences, and for freed memory.
     """
+    check_memory({"x_proj": x_proj, "h": h, "c": c, "weight_hh": weight_hh, "weight_ih": weight_ih, **options})
     if weight_ih is not None and not _has_one_feature(x_proj, weight_ih):
         x_proj, weight_ih, overwrite = linear(x_proj, weight_ih), None, True
     low = product_dtype(x_proj.device, x_proj.dtype)
@@ -78,6 +87,7 @@ def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
     else:
         G = x_proj.shape[2]
     T, B, _ = x_proj.shape
+    check_not_empty(T, G // 4)
     shapes = {"weight_ih": (G, 1), **reference.shapes(T, B, G // 4)}
     check_tensors(x_proj, shapes, given)
     check_tensors(x_proj, shapes, statistics_by_name(given.get("population"), ("ih", "hh", "c"), given))

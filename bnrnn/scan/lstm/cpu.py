@@ -3,12 +3,12 @@
 import ctypes
 from collections import OrderedDict
 
-import torch
 from torch import Tensor
 
 from bnrnn.scan.lstm.fused import PARAMETERS, LSTMSteps
 from bnrnn.scan.lstm.reference import Statistics
 from bnrnn.scan.native.build import address, library, pointer, sizes_of
+from bnrnn.scan.native.threads import num_threads
 
 MAX_PACKED = 16  # maximum number of packed weights that are kept
 
@@ -37,7 +37,7 @@ class CompiledLSTM(LSTMSteps):
         x = {"x": self.x} if self.weight_ih is None else {"feature": self.x, "weight_ih": self.weight_ih}
         sizes = sizes_of(self.batch_sizes)
         return _Lstm(
-            T=T, B=B, H=H, batch=int(self.batch), threads=torch.get_num_threads(), eps=self.eps,
+            T=T, B=B, H=H, batch=int(self.batch), threads=num_threads(), eps=self.eps,
             running=sizes, counted=None if self.ended_count else sizes,
             **{name: address(tensor) for name, tensor in {**x, **tensors}.items()},
         )  # fmt: skip
@@ -57,7 +57,7 @@ def _pack(weight_hh: Tensor) -> Tensor:
     """Copy W_hh into the order in which the forward kernel reads it."""
     H = weight_hh.shape[1]
     packed = weight_hh.new_empty(library().bnrnn_lstm_packed_size(H))
-    library().bnrnn_lstm_pack(H, pointer(weight_hh), pointer(packed), torch.get_num_threads())
+    library().bnrnn_lstm_pack(H, pointer(weight_hh), pointer(packed), num_threads())
     return packed
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
+from bnrnn.scan.native import threads
 
 LOG = logging.getLogger("bnrnn")
 SCAN = Path(__file__).parents[1]
@@ -131,6 +132,7 @@ def library() -> ctypes.CDLL:
         kernels = ctypes.CDLL(str(path))
     except OSError as error:
         raise BnrnnError(f"backend=cpu: {path} cannot be loaded ({error}): set XDG_CACHE_HOME") from error
+    threads.remember(kernels)
     kernels.bnrnn_lstm_packed_size.restype, kernels.bnrnn_fingerprint.restype = ctypes.c_int64, ctypes.c_uint64
     kernels.bnrnn_peak.restype, kernels.bnrnn_peak.argtypes = ctypes.c_float, [ctypes.c_int64]
     return kernels

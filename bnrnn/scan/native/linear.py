@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bnrnn.scan.arguments import check_memory
 from bnrnn.scan.autograd import only_once
 from bnrnn.scan.native.build import library, plain, pointer
+from bnrnn.scan.native.threads import num_threads
 
 
 def product(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
@@ -17,7 +19,7 @@ def product(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
     columns = not b.is_contiguous()
     library().bnrnn_product(
         m, b.shape[1], k, pointer(a), int(transposed), pointer(b), ctypes.c_int64(b.stride(1 if columns else 0)),
-        int(columns), pointer(c), 0, torch.get_num_threads(),
+        int(columns), pointer(c), 0, num_threads(),
     )  # fmt: skip
     return c
 
@@ -39,7 +41,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        x, weight = ctx.saved_tensors
+        x, weight = saved = ctx.saved_tensors
+        check_memory({"kept": saved, "gradients": grads})
         dy = plain(grads[0]).flatten(0, -2)
         dx = product(dy, weight).view_as(x) if ctx.needs_input_grad[0] else None
         dweight = outer(dy, x.flatten(0, -2)) if ctx.needs_input_grad[1] else None

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
-from bnrnn.scan.arguments import check_sizes, check_tensors, raised
+from bnrnn.scan.arguments import check_memory, check_sizes, check_tensors, raised
 from bnrnn.scan.backends import backend
 from bnrnn.scan.native.build import plain
 from bnrnn.scan.norm import cpu, reference
@@ -20,7 +20,7 @@ def normalize_sequence(
     """Run reference.normalize_sequence on the selected engine; the engines `fused` and `triton` use the reference.
 
     For bfloat16 and float16 inputs, the output and the statistics are float32. Raises BnrnnError for shapes, dtypes or
-    devices that do not match.
+    devices that do not match, and for freed memory.
     """
     return _normalize("normalize_sequence", len(x), x, gamma, beta, eps, population, batch_sizes)
 
@@ -37,6 +37,7 @@ def _normalize(
     name: str, num_statistics: int, x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float,
     population: tuple[Tensor, Tensor] | None, batch_sizes: list[int] | None,
 ) -> Result:  # fmt: skip
+    check_memory({"x": x, "gamma": gamma, "beta": beta, "population": population})
     if x.dtype in (torch.bfloat16, torch.float16):  # convert all tensors: the kernels expect one dtype
         x, gamma, beta = map(raised, (x, gamma, beta))
         population = population and (population[0].float(), population[1].float())

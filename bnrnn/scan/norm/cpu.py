@@ -6,15 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bnrnn.scan.arguments import check_memory
 from bnrnn.scan.autograd import only_once
 from bnrnn.scan.native.build import address, library, plain, sizes_of
+from bnrnn.scan.native.threads import num_threads
 
 
 def _run(name: str, ctx: Any, shape: torch.Size, *tensors: Tensor | None) -> None:
     function = getattr(library(), f"bnrnn_{ctx.kind}_{name}")
     pointers = (ctypes.c_void_p(address(v)) for v in tensors)
     sizes = sizes_of(ctx.batch_sizes)
-    function(*shape, int(ctx.batch), ctypes.c_float(ctx.eps), sizes, torch.get_num_threads(), *pointers)
+    function(*shape, int(ctx.batch), ctypes.c_float(ctx.eps), sizes, num_threads(), *pointers)
 
 
 class _Normalize(torch.autograd.Function):
@@ -38,7 +40,8 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        x, gamma, mean, var = ctx.saved_tensors
+        x, gamma, mean, var = saved = ctx.saved_tensors
+        check_memory({"kept": saved, "gradients": grads})
         dy, dx = plain(grads[0]), torch.empty_like(x)
         dgamma, dbeta = torch.zeros_like(gamma), torch.zeros_like(gamma)
         _run("backward", ctx, x.shape, x, gamma, mean, var, dy, dx, dgamma, dbeta)

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import operator
-from bnrnn.scan.arguments import check_sizes, check_tensors, once_per_form, raised, statistics_by_name
+from bnrnn.scan.arguments import (
+    check_memory,
+    check_not_empty,
+    check_sizes,
+    check_tensors,
+    once_per_form,
+    raised,
+    statistics_by_name,
+)
 from bnrnn.scan.backends import OUTSIDE, engine_of, product_dtype, triton_engine, without_autocast
 from bnrnn.scan.graphs import Captured
 from bnrnn.scan.rhn import reference
@@ -22,8 +30,9 @@ def rhn_scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Unpack[RHNOpt
     """Run bnrnn.scan.rhn.reference.rhn_scan on the selected engine.
 
     bfloat16, float16 and autocast are treated as in `lstm_scan`. Raises BnrnnError for shapes, dtypes or devices
-    that do not match.
+    that do not match, for empty sequences, and for freed memory.
     """
+    check_memory({"x_proj": x_proj, "s": s, "weight": weight, **options})
     low = product_dtype(x_proj.device, x_proj.dtype)
     given, of_s = x_proj.dtype, s.dtype
     if low is not None:
@@ -58,6 +67,7 @@ def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
     if x_proj.dim() != 3 or x_proj.shape[2] not in (2 * H, 3 * H):
         raise BnrnnError(f"x_proj must be (T, B, 2H) or (T, B, 3H) with H = {H}, got {tuple(x_proj.shape)}")
     T, B, G = x_proj.shape
+    check_not_empty(T, H)
     gamma_s = given.get("gamma_s")
     K = 0 if gamma_s is None else min(len(gamma_s), D)  # number of layers whose input state is normalized
     shapes = reference.shapes(T, B, G, D, H, K)

@@ -2,11 +2,11 @@
 
 import ctypes
 
-import torch
 from torch import Tensor
 
 from bnrnn.scan.native.build import address, library, sizes_of
 from bnrnn.scan.native.linear import outer
+from bnrnn.scan.native.threads import num_threads
 from bnrnn.scan.rhn.fused import PARAMETERS, RHNSteps
 from bnrnn.scan.rhn.reference import RHNStatistics
 
@@ -33,7 +33,7 @@ class CompiledRHN(RHNSteps):
         tensors = {"weight": self.weight, "s_0": self.s_0, "x": self.x, "a": self.a, "states": self.states,
                    "normal": self.normal, **self.parameters, **self.statistics._asdict(), **gradients}  # fmt: skip
         return _Rhn(
-            T=T, B=B, H=H, Q=self.a.shape[3] // H, D=D, K=K, batch=int(self.batch), threads=torch.get_num_threads(),
+            T=T, B=B, H=H, Q=self.a.shape[3] // H, D=D, K=K, batch=int(self.batch), threads=num_threads(),
             eps=self.eps, running=sizes_of(self.batch_sizes), **{k: address(tensor) for k, tensor in tensors.items()},
         )  # fmt: skip
 
