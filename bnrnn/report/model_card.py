@@ -10,7 +10,8 @@ from bnrnn.training.released import about
 LOAD = """```python
 from bnrnn.training.released import load_released
 
-model, data = load_released("{path}", "data")  # data/mnist/ has the files of `make data`
+path = "{path}"
+model, data = load_released(path, "data")  # data/mnist/ has the files of `make data`
 batch = next(data.batches("test", 100))
 print((model(batch.inputs)[0].argmax(-1) == batch.targets).float().mean())
 ```
