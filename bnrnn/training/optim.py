@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 
-LARGEST = 1e30  # rates and other numbers of a configuration; larger ones overflow float32 when they are multiplied
+LARGEST = 1e38  # of the numbers of a configuration: float32 holds none beyond 3.4e38
 
 
 class RMSProp(torch.optim.Optimizer):

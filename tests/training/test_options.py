@@ -117,7 +117,7 @@ def test_the_largest_seed_is_another_than_every_smaller_one():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("optim.lr=1e308", "optim.lr=1e+308 is not valid: expected a number from -1e+30 to 1e+30"),
+        ("optim.lr=1e308", "optim.lr=1e+308 is not valid: expected a number from -1e+38 to 1e+38"),
         ("+model.layer.gama_init=1", "BNLSTM has no option gama_init: did you mean model.layer.gamma_init?"),
         ("+optim.decayy=1", "optim cannot be built"),
         (
@@ -190,9 +190,9 @@ def test_null_is_refused_where_a_class_does_not_take_it():
         ("num_threads=100000", "num_threads=100000 is not valid: expected a whole number from 1 to 512"),
         ("seed=abc", "seed=abc is not valid: expected a whole number from 0"),
         ("seed=4294967296", "seed=4294967296 is not valid: expected a whole number from 0 to 4,294,967,295"),
-        ("optim.lr=1e308", "optim.lr=1e+308 is not valid: expected a number from -1e+30 to 1e+30"),
-        ("model.layer.gamma_init=-1e39", "model.layer.gamma_init=-1e+39 is not valid: expected a number from -1e+30"),
-        ("+optim.weight_decay=1e300", "optim.weight_decay=1e+300 is not valid: expected a number from -1e+30"),
+        ("optim.lr=1e308", "optim.lr=1e+308 is not valid: expected a number from -1e+38 to 1e+38"),
+        ("model.layer.gamma_init=-1e39", "model.layer.gamma_init=-1e+39 is not valid: expected a number from -1e+38"),
+        ("+optim.weight_decay=1e300", "optim.weight_decay=1e+300 is not valid: expected a number from -1e+38"),
         ("+model.t_max=0", "model.t_max=0 has no effect, because the data determine t_max: leave it out"),
         ("+model.output_size=7", "model.output_size=7 has no effect, because the data determine output_size"),
         ("+model.layer.t_max=0", "model.layer.t_max=0 has no effect, because the model determines t_max"),
