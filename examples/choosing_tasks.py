@@ -120,7 +120,7 @@ class Characters(Task):
             yield streams[t : t + self.T], streams[t + 1 : t + self.T + 1]
 
     def score(self, counted: bool = False) -> float:
-        """Bits per character. If counted, t_start continues from window to window: all but the first are beyond t_max."""
+        """Bits per character. If counted, t_start continues over windows: all but the first are beyond t_max."""
         losses = []
         for n, (ids, targets) in enumerate(self.batches("valid", 20)):
             self.t_start = n * self.T if counted else 0
