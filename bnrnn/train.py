@@ -22,7 +22,7 @@ from bnrnn.metrics import has_java
 from bnrnn.system.files import make_folder, reading, remove_empty
 from bnrnn.system.locks import LOCK, locked
 from bnrnn.training import checkpoint, mirror
-from bnrnn.training.build import build, engines_of, evaluation_order, optimizer_of
+from bnrnn.training.build import build, environment_of, optimizer_of
 from bnrnn.training.cells import check_named, sweep_folder
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.help import text
@@ -33,7 +33,8 @@ from bnrnn.training.measure import measure, measure_best_again
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pairs import check_pair
 from bnrnn.training.pieces import digest, joined, order_of
-from bnrnn.training.results import FILE, Result, check_same_config, config_record, environment, git_commit, today
+from bnrnn.training.provenance import git_commit, today
+from bnrnn.training.results import FILE, Result, check_same_config, config_record
 from bnrnn.training.search import apply_trial
 from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Interrupted, Stop
@@ -78,10 +79,7 @@ def _train(
         check_same_config(saved["config"], record, run_dir / CHECKPOINT)
     cfg, device, data, model = build(cfg)
     optimizer = optimizer_of(cfg, model)
-    where = environment(device, cfg.precision)
-    if where["backend"] not in engines_of(model):  # `auto` has named an LSTM engine: the tanh RNN runs the reference
-        where["backend"] = "reference"
-    where["evaluation_order"] = evaluation_order(cfg, data)
+    where = environment_of(cfg, device, data, model)
     state = begin(saved, run_dir / CHECKPOINT, cfg.budget.updates) or TrainState(
         run_id=mirror.new_id(cfg, overrides), commits=[]
     )
@@ -102,7 +100,7 @@ def _train(
             check_lock()
             checkpoint.save(run_dir / CHECKPOINT, {**snapshot, "config": record, "records_sha256": log.sync()})
 
-        trainer = Trainer(cfg, model, data, optimizer, device, state, log, stop, save, where["evaluation_order"])
+        trainer = Trainer(cfg, model, data, device, log, stop, where["evaluation_order"], optimizer, state, save)
         if saved is not None:
             with reading(existing(run_dir / CHECKPOINT) or run_dir, REMEDY, "a checkpoint of this model"):
                 trainer.restore(saved)

@@ -33,7 +33,7 @@ from bnrnn.scan.native.peak import peak
 from bnrnn.system.files import write_record
 from bnrnn.system.memory import keep_heap
 from bnrnn.training.device import choose_device
-from bnrnn.training.results import environment, git_commit
+from bnrnn.training.provenance import environment, git_commit
 
 QUICK = Plan("quick", full_length=False, memory=False, threads=(1, 2), error_T=20, seconds=6.0)
 PADDED = Plan("padded", full_length=True, memory=False, threads=(1,), error_T=0, seconds=12.0)

@@ -24,8 +24,8 @@ from bnrnn.metrics import Scores, cross_entropy
 from bnrnn.report.running_page import FILE
 from bnrnn.system.files import write_record
 from bnrnn.training.build import build
-from bnrnn.training.loop import outputs
-from bnrnn.training.results import provenance
+from bnrnn.training.evaluation import outputs
+from bnrnn.training.provenance import provenance
 
 
 class Case(NamedTuple):

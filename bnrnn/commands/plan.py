@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
+from bnrnn.data.base import SHUFFLED
 from bnrnn.errors import report_errors
 from bnrnn.layers.population import batch_statistics, estimated_together, has_batch_norm, has_step_statistics
 from bnrnn.report.markdown import NONE, markdown
@@ -28,8 +29,9 @@ from bnrnn.training import checkpoint
 from bnrnn.training.build import build, optimizer_of
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.checkpoint import CHECKPOINT
+from bnrnn.training.evaluation import outputs
 from bnrnn.training.log import RunLog
-from bnrnn.training.loop import Trainer, outputs
+from bnrnn.training.loop import Trainer
 from bnrnn.training.options import check_options, naming_nearest_key
 from bnrnn.training.results import FILE, Result, check_same_config, config_record
 from bnrnn.training.state import TrainState
@@ -90,7 +92,7 @@ def measure(record: dict[str, Any]) -> Cost:
     optimizer = optimizer_of(cfg, model)
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder)) as log:
         state = TrainState("", [])
-        trainer = Trainer(cfg, model, data, optimizer, device, state, log, Stop(), lambda snapshot: None)
+        trainer = Trainer(cfg, model, data, device, log, Stop(), SHUFFLED, optimizer, state, lambda snapshot: None)
         batches = trainer.training_batches()
         times = [seconds(lambda: trainer.update(next(batches))) for _ in range(NUM_UPDATES)]
 

@@ -27,7 +27,8 @@ from bnrnn.train import train
 from bnrnn.training.cells import Cell
 from bnrnn.training.failures import clear_failure, failure, record_failure
 from bnrnn.training.log import say, write_log
-from bnrnn.training.results import FILE, git_commit
+from bnrnn.training.provenance import git_commit
+from bnrnn.training.results import FILE
 from bnrnn.training.stop import Interrupted, Stop
 
 MENDABLE = (HydraException, OmegaConfBaseException)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bnrnn.system.files import read_record, write_record, write_text
-from bnrnn.training.results import provenance
+from bnrnn.training.provenance import provenance
 
 
 def command_line(doc: str | None) -> ArgumentParser:

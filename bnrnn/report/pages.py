@@ -18,7 +18,7 @@ from bnrnn.report.tables import drawn, render, sections
 from bnrnn.report.verdicts import JudgedClaim, judge_claims
 from bnrnn.system.files import read_record
 from bnrnn.training.pairs import KINDS, fitting
-from bnrnn.training.released import MODELS
+from bnrnn.training.results import MODELS
 
 RESULTS = ROOT / "results"
 WITH_BLOCKS = ("README.md", *(f"docs/{name}.md" for name in ("choosing", "data", "engines", "layer")),

@@ -11,7 +11,7 @@ from bnrnn.report.markdown import NONE, markdown, spread
 from bnrnn.report.outcome import CONTRADICTED, HOLDS, LEAST_PAIRS, NOT_RUN, within
 from bnrnn.report.run import Run, group, marked, with_footnote
 from bnrnn.report.run_tables import render_scores, render_summary, render_unfinished
-from bnrnn.training.released import MODELS
+from bnrnn.training.results import MODELS
 
 
 def render(key: str, evidence: Evidence) -> str:

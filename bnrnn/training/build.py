@@ -16,6 +16,7 @@ from bnrnn.scan import ENGINES, set_backend
 from bnrnn.system.memory import keep_heap
 from bnrnn.training.checkpoint import seed_everything
 from bnrnn.training.device import choose_device, set_precision
+from bnrnn.training.provenance import environment
 
 
 def build(cfg: DictConfig) -> tuple[DictConfig, torch.device, SequenceData, nn.Module]:
@@ -62,6 +63,14 @@ def engines_of(model: nn.Module) -> tuple[str, ...]:
     """The engines that implement all recurrent layers of the model."""
     layers = [layer for layer in model.modules() if isinstance(layer, RecurrentLayer)]
     return tuple(name for name in ENGINES if all(name in layer.engines for layer in layers))
+
+
+def environment_of(cfg: DictConfig, device: torch.device, data: SequenceData, model: nn.Module) -> dict[str, Any]:
+    """The environment of a run, with the engine that its layers have and the order of its evaluations."""
+    where = environment(device, cfg.precision)
+    if where["backend"] not in engines_of(model):  # `auto` has named an LSTM engine: the tanh RNN runs the reference
+        where["backend"] = "reference"
+    return where | {"evaluation_order": evaluation_order(cfg, data)}
 
 
 def with_lengths(cfg: DictConfig, data: SequenceData) -> DictConfig:

@@ -2,35 +2,22 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from bnrnn.data.base import SHUFFLED, SequenceData, evaluation_generator
 from bnrnn.inputs import Batch
 from bnrnn.layers.norm import SequenceBatchNorm
-from bnrnn.layers.population import batch_statistics, collecting_statistics, estimated_together, has_batch_norm
-from bnrnn.metrics import Scores, cross_entropy, error, score, scored_steps, sign
+from bnrnn.layers.population import batch_statistics, has_batch_norm
+from bnrnn.metrics import cross_entropy, error, scored_steps, sign
 from bnrnn.training.checkpoint import random_state, set_random_state
-from bnrnn.training.log import RunLog
+from bnrnn.training.evaluation import Evaluator
 from bnrnn.training.optim import check_optimizer, learning_rate
 from bnrnn.training.state import Clock, TrainState
-from bnrnn.training.stop import Interrupted, Stop
-
-IMAGES = 100  # that are captioned at once: more would need much memory, and a stop would wait for all of them
-
-
-def outputs(model: nn.Module, batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the logits and targets of each batch. A batch with `carried` starts from the last state of the previous."""
-    state = None
-    for batch in batches:
-        logits, state = model(batch.inputs, state if batch.carried else None, batch.t_start)
-        yield logits, batch.targets
+from bnrnn.training.stop import Interrupted
 
 
 def has_diverged(loss: float, num_classes: int) -> bool:
@@ -39,27 +26,17 @@ def has_diverged(loss: float, num_classes: int) -> bool:
 
 
 @dataclass
-class Trainer:
-    """One run: `fit` trains to the end of the budget, `evaluate` measures.
+class Trainer(Evaluator):
+    """One run: `fit` trains to the end of the budget.
 
     Args:
-        cfg: the configuration of the run. The loop reads its top-level options, `optim.lr` and `budget`.
         save: writes a checkpoint with the given content.
-        order: the order of sequences in evaluations, SHUFFLED or FILE (bnrnn.data.base).
     """
 
-    cfg: DictConfig
-    model: nn.Module
-    data: SequenceData
     optimizer: torch.optim.Optimizer
-    device: torch.device
     state: TrainState
-    log: RunLog
-    stop: Stop
     save: Callable[[dict[str, Any]], None]
-    order: str = SHUFFLED
-    recorded_at: float = 0.0  # seconds of the run at the last record
-    captions: dict[str, list[str]] = field(default_factory=dict)  # generated for the test images, by kind of search
+    recorded_at: float = field(default=0.0, init=False)  # seconds of the run at the last record
 
     def snapshot(self) -> dict[str, Any]:
         """The content of a checkpoint, which `restore` loads."""
@@ -148,9 +125,6 @@ class Trainer:
         wrong = error(logits, batch.targets) if self.data.metric == "error" else torch.zeros_like(norm)
         return torch.stack([loss.detach(), wrong, norm, torch.ones_like(norm)]).double()
 
-    def _precision(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.cfg.precision == "bfloat16")
-
     def _record_window(self) -> None:
         state = self.state
         loss, wrong, norm, count = state.window.tolist()
@@ -230,79 +204,3 @@ class Trainer:
         if state.best is not None:
             parts.append(f"best valid {metric} {state.best['metrics'][f'valid/{metric}']:.4f} @ {state.best['update']}")
         return ", ".join(parts)
-
-    def evaluate(self, split: str) -> dict[str, float]:
-        """`<split>/loss` in nats, `<split>/accuracy` in 0-1 and the metric of the data, in evaluation mode."""
-        means = self._score(*self._pass(split, self.cfg.batch_size), split)
-        return {f"{split}/{name}": value for name, value in means.items()}
-
-    def evaluate_extra(self) -> dict[str, float]:
-        """The results of the data's further tests (`extra_tests`): `test/<metric>_<name>`."""
-        extra = {name: self._score(*test, name) for name, test in self.data.extra_tests().items()}
-        return {f"test/{key}_{name}": value for name, means in extra.items() for key, value in means.items()}
-
-    def evaluate_generated(self) -> dict[str, float]:
-        """The scores of generated captions: `test/<score>`; {} if the task generates none."""
-        references = self.data.references("test")
-        if references is None:
-            return {}
-        model: Any = self.model
-        self.captions = {}
-        parts = references.features.split(IMAGES)
-        with self._measuring():
-            for features in self.log.track(parts, len(parts), "generating captions"):
-                self.stop.check()
-                for suffix, found in model.generate(features.to(self.device)).items():
-                    self.captions.setdefault(suffix, []).extend(references.spell(ids) for ids in found)
-        return {
-            f"test/{name}{suffix}": value
-            for suffix, captions in self.captions.items()
-            for name, value in score(captions, references.captions).items()
-        }
-
-    def _score(self, total: int, batches: Iterator[Batch], what: str) -> dict[str, float]:
-        scores = Scores()
-        with self._measuring():
-            limited = self._limited(total, batches, self.cfg.budget.eval_batches, what)
-            for logits, targets in outputs(self.model, limited):
-                scores.add(logits, targets)
-        return scores.means(self.data.metric)
-
-    def estimate_population_statistics(self) -> None:
-        """Estimate them from passes over the training set, in the order of a shuffled epoch.
-
-        Norms with running statistics keep these.
-        """
-        for group in estimated_together(self.model):
-            norms = [norm for norm in group if not norm.running]
-            if not norms:
-                continue
-            batches = self._pass("train", self.cfg.population_batch_size)
-            with self._measuring(), collecting_statistics(self.model, norms):
-                limited = self._limited(*batches, self.cfg.budget.population_batches, "population statistics")
-                for _ in outputs(self.model, limited):
-                    pass
-
-    @contextmanager
-    def _measuring(self) -> Iterator[None]:
-        """Context manager: evaluation mode, with the random generators seeded, and restored afterwards."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        was_training = self.model.training
-        with torch.no_grad(), torch.random.fork_rng(devices), self._precision():
-            torch.manual_seed(self.cfg.seed)
-            self.model.eval()
-            try:
-                yield
-            finally:
-                self.model.train(was_training)
-
-    def _pass(self, split: str, batch_size: int) -> tuple[int, Iterator[Batch]]:
-        generator = evaluation_generator(SHUFFLED if split == "train" else self.order, split, self.cfg.seed)
-        return self.data.num_batches(split, batch_size), self.data.batches(split, batch_size, generator)
-
-    def _limited(self, total: int, batches: Iterator[Batch], most: int | None, what: str) -> Iterator[Batch]:
-        """The first `most` batches, moved to the device, with a progress bar. None means all batches."""
-        total = total if most is None else min(most, total)
-        for _, batch in self.log.track(zip(range(total), batches, strict=False), total, what):
-            self.stop.check()
-            yield batch.to(self.device)

@@ -18,11 +18,10 @@ from bnrnn.layers.population import estimate_population_statistics
 from bnrnn.system.files import atomic_write, make_folder, read_bytes, reading
 from bnrnn.training.build import rebuilt
 from bnrnn.training.checkpoint import MODEL, load
-from bnrnn.training.results import FILE, Result
+from bnrnn.training.results import FILE, MODELS, Result
 
 FORMAT = "bnrnn released model 1"
 ABOUT = ("overrides", "config", "metrics", "updates", "best_update", "commits", "data")  # entries of the result
-MODELS = "models"  # the folder of released models in that of an experiment
 STATISTICS = ("pop_mean", "pop_var")
 REMEDY = "restore it with git"
 

@@ -3,26 +3,21 @@
 import dataclasses
 import hashlib
 import json
-import platform
-import subprocess
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-import numpy as np
-import torch
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from bnrnn.config import PACKAGE, ROOT, with_present_paths
+from bnrnn.config import check_files, compose_config, with_present_paths
 from bnrnn.errors import BnrnnError
-from bnrnn.scan import backend
 from bnrnn.system.files import read_record, reading, write_record
-from bnrnn.training.device import hardware
 from bnrnn.training.pieces import order_of
+from bnrnn.training.search import apply_trial
 
 # Options that do not change what is trained: where and how fast a run computes, and what it records. They are not part
 # of a run's identity.
@@ -41,6 +36,7 @@ LATER = {
     "AttentiveReader": {"num_layers": 1},
 }  # fmt: skip
 FILE = "result.json"
+MODELS = "models"  # the folder of released models in that of an experiment (see bnrnn.training.released)
 VERSION = 1  # of the content of result.json; increase it when older code could not read it correctly
 
 
@@ -183,45 +179,24 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {k: v for key, sub in tree.items() for k, v in flat(sub, f"{prefix}.{key}".strip(".")).items()}
 
 
-def environment(device: torch.device, precision: str = "float32") -> dict[str, Any]:
-    """The versions, hardware and engine on which results may depend; without names of machines."""
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "device": device.type,
-        "hardware": hardware(device),
-        "backend": backend(device, torch.bfloat16 if precision == "bfloat16" else torch.get_default_dtype()),
-        "precision": precision,
-        "num_threads": torch.get_num_threads(),
-    }
-
-
-def today() -> str:
-    """The present date in UTC, such as 2026-11-24."""
-    return datetime.now(UTC).date().isoformat()
-
-
 @cache
-def git_commit() -> str:
-    """The commit of the running code, with "+changes" if files differ from it, at the first call of the process.
+def _recipe(*overrides: str) -> DictConfig:
+    """A cached configuration: composing takes a good part of a second."""
+    return compose_config(*overrides)
 
-    Later changes of the files do not affect the running code. For a package installed from a
-    wheel, it is the tag of its version, such as v0.1.0; without git, "unknown".
+
+def is_stale(key: str, budget: str, result: Result) -> bool:
+    """Whether the recipe of an experiment has changed since this result was made.
+
+    A result is also stale if the recipe no longer has one of its overrides, because an option was renamed or removed.
     """
-    if ROOT == PACKAGE:
-        return f"v{version('bnrnn')}"
-
-    def git(*args: str) -> str:
-        return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
+    overrides = {k: v for k, v in result.overrides.items() if k != "seed"}
+    choices = [k if k.startswith("~") and not v else f"{k}={v}" for k, v in overrides.items()]
     try:
-        edited = git("status", "--porcelain", "--", "bnrnn", "conf", "experiments/*/*.py")
-        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if edited else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def provenance() -> dict[str, Any]:
-    """The date, the commit and the environment, which analyses on the CPU store with their numbers."""
-    return {"date": today(), "commit": git_commit(), "environment": environment(torch.device("cpu"))}
+        recipe = _recipe(f"experiment={key}", f"budget={budget}", *choices).copy()
+        if "seed" in result.overrides:
+            OmegaConf.update(recipe, "seed", int(result.overrides["seed"]))
+        return config_hash(config_record(apply_trial(recipe))) != result.config_hash
+    except (BnrnnError, HydraException, OmegaConfBaseException):
+        check_files()
+        return True

@@ -13,12 +13,14 @@ def apply_trial(cfg: DictConfig) -> DictConfig:
     """Draw the values of a random-search trial and return the configuration with them; unchanged if `search` is null.
 
     `search` is {trial: N, draws: {key: distribution}}. A distribution is {choice: [...]} or {log_uniform: [low, high]}.
-    Raises BnrnnError for another distribution and for a key that the configuration lacks.
+    Raises BnrnnError for a negative trial, another distribution and a key that the configuration lacks.
     """
     if cfg.search is None:
         return cfg
     if not _is_search(cfg.search):
         raise BnrnnError(f"search={cfg.search} is not valid: expected {{trial: 0, draws: {{optim.lr: ...}}}}, or null")
+    if cfg.search.trial < 0:  # a generator ignores the sign of its seed: -1 would draw the values of 1 again
+        raise BnrnnError(f"search.trial={cfg.search.trial} is not valid: expected a whole number from 0")
     cfg, generator = cfg.copy(), random.Random(cfg.search.trial)
     for key, distribution in cfg.search.draws.items():
         if OmegaConf.select(cfg, str(key)) is None:

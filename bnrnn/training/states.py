@@ -2,21 +2,14 @@
 
 import os
 from collections import Counter
-from functools import cache
 
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from bnrnn.config import check_files, compose_config
 from bnrnn.errors import BnrnnError
 from bnrnn.system.locks import is_being_trained
 from bnrnn.training.cells import Cell
 from bnrnn.training.failures import failure
 from bnrnn.training.log import LOG
 from bnrnn.training.options import check_options, naming_nearest_key
-from bnrnn.training.results import FILE, Result, check_same_config, config_hash, config_record
-from bnrnn.training.search import apply_trial
+from bnrnn.training.results import FILE, Result, check_same_config, config_record, is_stale
 
 
 def state_of(cell: Cell, since: float) -> str:
@@ -68,26 +61,3 @@ def failures_of(cells: list[Cell], since: float) -> list[str]:
 def failure_line(cell: Cell) -> str:
     """One line about a run that failed: its name, the error, and its log."""
     return f"failed: {cell.title}: {failure(cell.folder)} (log: {os.path.relpath(cell.folder / LOG)})"
-
-
-@cache
-def _recipe(*overrides: str) -> DictConfig:
-    """A cached configuration: composing takes a good part of a second."""
-    return compose_config(*overrides)
-
-
-def is_stale(key: str, budget: str, result: Result) -> bool:
-    """Whether the recipe of an experiment has changed since this result was made.
-
-    A result is also stale if the recipe no longer has one of its overrides, because an option was renamed or removed.
-    """
-    overrides = {k: v for k, v in result.overrides.items() if k != "seed"}
-    choices = [k if k.startswith("~") and not v else f"{k}={v}" for k, v in overrides.items()]
-    try:
-        recipe = _recipe(f"experiment={key}", f"budget={budget}", *choices).copy()
-        if "seed" in result.overrides:
-            OmegaConf.update(recipe, "seed", int(result.overrides["seed"]))
-        return config_hash(config_record(apply_trial(recipe))) != result.config_hash
-    except (BnrnnError, HydraException, OmegaConfBaseException):
-        check_files()
-        return True

@@ -19,7 +19,7 @@ from bnrnn.report.analyses import command_line, publish
 from bnrnn.report.claims import analysis_of
 from bnrnn.report.markdown import markdown
 from bnrnn.report.site.curves import Line, Plot, shortened
-from bnrnn.training.results import provenance
+from bnrnn.training.provenance import provenance
 
 KEY = "cooijmans2016/fig1b"
 

@@ -33,7 +33,7 @@ from bnrnn.report.run import Run
 from bnrnn.report.site.curves import Line, Plot, shortened
 from bnrnn.report.trained import load_trained, trained_runs
 from bnrnn.system.memory import keep_heap
-from bnrnn.training.loop import outputs
+from bnrnn.training.evaluation import outputs
 
 KEY = "cooijmans2016/fig3b"
 BATCH_SIZE = 100

@@ -27,7 +27,7 @@ from bnrnn.errors import report_errors
 from bnrnn.report.markdown import markdown, spread
 from bnrnn.report.site.curves import Line, Plot
 from bnrnn.system.files import write_record
-from bnrnn.training.results import provenance
+from bnrnn.training.provenance import provenance
 
 KEY = "programs/word_language_model"
 SIZE, WINDOW, BATCH_SIZE, EVAL_BATCH_SIZE = 100, 35, 20, 10

@@ -23,7 +23,7 @@ from bnrnn.report.claims import analysis_of
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.markdown import markdown
 from bnrnn.report.trained import load_trained, trained_runs
-from bnrnn.training.results import provenance
+from bnrnn.training.provenance import provenance
 
 KEY = "zhang2017/fig3"
 

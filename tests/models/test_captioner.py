@@ -24,8 +24,8 @@ from bnrnn.models import captioner as captioning
 from bnrnn.models import decoding
 from bnrnn.models.captioner import Captioner, init_captioner
 from bnrnn.models.decoding import Decoded, decode
-from bnrnn.training import loop
-from bnrnn.training.loop import Trainer
+from bnrnn.training import evaluation
+from bnrnn.training.evaluation import Evaluator
 from bnrnn.training.stop import Interrupted, Stop
 from tests.helpers import assert_near, without_shape_checks
 from tests.toy_captions import ToyCaptions
@@ -277,16 +277,16 @@ def test_the_test_images_are_captioned_greedily_and_by_a_beam_of_three(monkeypat
         return {"call": float(len(scored))}
 
     monkeypatch.setattr(captioning, "decode", decode_as_number)
-    monkeypatch.setattr(loop, "score", number_of_call)
+    monkeypatch.setattr(evaluation, "score", number_of_call)
     run = SimpleNamespace(data=data, model=captioner("lstm", data), device=torch.device("cpu"))
-    run.cfg, run._precision, run._measuring = SimpleNamespace(seed=0), nullcontext, lambda: Trainer._measuring(run)
+    run.cfg, run._precision, run._measuring = SimpleNamespace(seed=0), nullcontext, lambda: Evaluator._measuring(run)
     run.log, run.stop = SimpleNamespace(track=lambda parts, total, what: parts), Stop()
-    monkeypatch.setattr(loop, "IMAGES", 3)
-    assert Trainer.evaluate_generated(run) == {"test/call": 1.0, "test/call_beam3": 2.0}
+    monkeypatch.setattr(evaluation, "IMAGES", 3)
+    assert Evaluator.evaluate_generated(run) == {"test/call": 1.0, "test/call_beam3": 2.0}
     images, features = data.images["test"], data.features_of("test").tolist()
     assert asked == [(size, features[n : n + 3]) for n in range(0, len(features), 3) for size in (1, 3)]
     words, references = [data.vocabulary[3 + size] for size in (1, 3)], [image.captions for image in images]
     assert scored == [([word] * len(images), references) for word in words]
     run.stop.received = signal.SIGTERM
     with pytest.raises(Interrupted):  # it does not wait for the other images
-        Trainer.evaluate_generated(run)
+        Evaluator.evaluate_generated(run)

@@ -15,7 +15,7 @@ from bnrnn.report.run import longest
 from bnrnn.report.run_tables import render_summary
 from bnrnn.report.trained import trained_runs
 from bnrnn.system.files import read_record, write_record
-from bnrnn.training import states
+from bnrnn.training import results
 from bnrnn.training.cells import expand
 from bnrnn.training.checkpoint import MODEL
 from bnrnn.training.results import FILE, Result, config_record
@@ -291,8 +291,8 @@ def test_a_damaged_configuration_is_an_error_and_makes_no_result_stale(tmp_path,
     def broken(*overrides):
         raise BnrnnError("a file is damaged")
 
-    monkeypatch.setattr(states, "_recipe", broken)
-    monkeypatch.setattr(states, "check_files", broken)
+    monkeypatch.setattr(results, "_recipe", broken)
+    monkeypatch.setattr(results, "check_files", broken)
     (run,) = Evidence(tmp_path).runs(key)
     with pytest.raises(BnrnnError, match="a file is damaged"):
         assert run.stale

@@ -32,7 +32,7 @@ def labels(order: str, split: str, seed: int = 0) -> list[int]:
 def begin_in_file_order(cfg, folder) -> None:
     """Train five updates as before the order was recorded, and stop."""
     with pytest.MonkeyPatch.context() as before:
-        before.setattr(training, "evaluation_order", lambda cfg, data: FILE)
+        before.setattr("bnrnn.training.build.evaluation_order", lambda cfg, data: FILE)
         with pytest.raises(SystemExit):
             interrupt_at(5, cfg, folder)
 

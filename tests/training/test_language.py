@@ -11,8 +11,9 @@ from bnrnn.layers.population import batch_statistics, collecting_statistics, est
 from bnrnn.metrics import cross_entropy
 from bnrnn.train import train
 from bnrnn.training.checkpoint import MODEL, load
+from bnrnn.training.evaluation import outputs
 from bnrnn.training.log import read_jsonl
-from bnrnn.training.loop import Trainer, outputs
+from bnrnn.training.loop import Trainer
 from bnrnn.training.optim import learning_rate
 from bnrnn.training.search import apply_trial
 from tests.helpers import assert_near, composed

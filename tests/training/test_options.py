@@ -26,6 +26,7 @@ from tests.helpers import composed
         ("lr_decay", {"after": 1, "divisor": 2, "evry": 1}, "lr_decay.evry is no option: did you mean lr_decay.every?"),
         ("search", 3, "search=3 is not valid: expected {trial: 0, draws: {optim.lr: ...}}, or null"),
         ("search", {"trial": "abc", "draws": {}}, "search={'trial': 'abc', 'draws': {}} is not valid"),
+        ("search", {"trial": -1, "draws": {}}, "search.trial=-1 is not valid: expected a whole number from 0"),
         ("search", {"trial": 1.5, "draws": {}}, "search={'trial': 1.5, 'draws': {}} is not valid"),
         ("search", {"trial": 1, "draws": {"seed": {"choice": []}}}, "search.draws.seed is {'choice': []}: use choice:"),
         ("search", {"trial": 1, "draws": {"seed": {"choice": 5}}}, "search.draws.seed is {'choice': 5}: use choice:"),

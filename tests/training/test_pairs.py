@@ -20,8 +20,7 @@ from bnrnn.train import train
 from bnrnn.training.checkpoint import MODEL, load
 from bnrnn.training.help import text
 from bnrnn.training.pairs import KINDS, check_pair, fitting, options
-from bnrnn.training.results import config_hash, config_record, identity
-from bnrnn.training.states import is_stale
+from bnrnn.training.results import config_hash, config_record, identity, is_stale
 from tests.helpers import composed
 from tests.test_config import EXPERIMENTS, cells
 from tests.toy_captions import ToyCaptions

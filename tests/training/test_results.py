@@ -7,10 +7,10 @@ import torch
 
 from bnrnn.errors import BnrnnError
 from bnrnn.system.files import read_record, write_record
-from bnrnn.training import results
 from bnrnn.training.device import hardware
 from bnrnn.training.pieces import joined
-from bnrnn.training.results import FILE, Result, environment, provenance, today
+from bnrnn.training.provenance import environment, provenance, today
+from bnrnn.training.results import FILE, Result
 
 
 class Clock(datetime):
@@ -26,7 +26,7 @@ def stored(date: str = "") -> Result:
 
 
 def test_the_date_is_that_of_utc(monkeypatch):
-    monkeypatch.setattr(results, "datetime", Clock)
+    monkeypatch.setattr("bnrnn.training.provenance.datetime", Clock)
     assert today() == "2026-11-24" == provenance()["date"]
 
 

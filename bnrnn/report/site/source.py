@@ -18,7 +18,7 @@ from bnrnn.report.site import api, claims_table, front, gallery, notebook, progr
 from bnrnn.report.site.experiment import render_page, rendered, runs_of
 from bnrnn.report.verdicts import judge_claims
 from bnrnn.system.files import write_text
-from bnrnn.training.released import MODELS
+from bnrnn.training.results import MODELS
 
 FIGURES = (".png", ".svg")
 NOTEBOOK = "examples/gamma"
