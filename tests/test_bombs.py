@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from bnrnn.data.babi import BAbI
+from bnrnn.data.captions import load_annotations
 from bnrnn.data.coco_mini import CocoMini
 from bnrnn.data.flickr8k import Flickr8k, load_captions, thumbnails
 from bnrnn.data.ieer import IEERCloze
@@ -145,6 +146,12 @@ def make(folder: Path, name: str) -> Callable[[], object]:
         case "features of COCO":
             zipped(path, "features.npy", 2 * GIGABYTE)
             return lambda: CocoMini(data)
+        case "annotations":
+            path.write_bytes(b'{"images": [' + b"0," * (2 * PIECE) + b'0], "annotations": []}')
+            return lambda: load_annotations(path)
+        case "dense annotations":
+            path.write_bytes(b"[" + b"[],[],{},[]," * 8_000_000 + b"0]")
+            return lambda: load_annotations(path)
         case "captions":
             sparse(path, 3 * GIGABYTE, b"image,caption\n")
             return lambda: load_captions(path)
@@ -164,7 +171,7 @@ BOMBS = [
     "members: speech/timit.tar.gz", "mnist: mnist/train-images-idx3-ubyte.gz", "ptb: ptb/ptb.train.txt",
     "text8: text8/text8-prefix.gz", "zipped text8: text8/text8.zip", "features: flickr8k/features.npz",
     "features of COCO: coco/features.npz", "captions: captions.txt", "images: flickr8k/images.tar",
-    "alignments: ali.gz",
+    "alignments: ali.gz", "annotations: captions.json", "dense annotations: captions.json",
 ]  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from bnrnn.data.cloze import SPECIAL, Cloze, Text, encode, tokens
-from bnrnn.errors import BnrnnError, MissingData
+from bnrnn.data.download import find_archive
+from bnrnn.errors import BnrnnError
 from bnrnn.system.files import reading, tar_members
 
 URL = "http://www.thespermwhale.com/jaseweston/babi/tasks_1-20_v1-2.tar.gz"
@@ -40,13 +41,7 @@ def load_babi(data_dir: Path, task: int) -> dict[str, list[Text]]:
     """The questions of a task, by split. Raises BnrnnError if they are missing, damaged or not 1,000 for each file."""
     if not 1 <= task <= 20:
         raise BnrnnError(f"data.task is {task}, expected one of bAbI's tasks, 1 to 20")
-    found = [path for name in ("babi/*", "cnn_qa/standins/babi*") for path in sorted(data_dir.glob(f"{name}.tar.gz"))]
-    if not found:
-        raise MissingData(
-            f"{data_dir / 'babi'} has no .tar.gz: put the archive of bAbI there ({URL}), or set BNRNN_DATA to the "
-            "folder that holds babi/"
-        )
-    path, stories = found[0], {}
+    path, stories = find_archive(data_dir, ("babi/*.tar.gz", "cnn_qa/standins/babi*.tar.gz"), URL), {}
     for split in ("train", "test"):
         content = _member(path, rf"(^|/)en/qa{task}_[^/]*_{split}\.txt$")
         stories[split] = list(parse(content, f"{path}, task {task}, {split}"))

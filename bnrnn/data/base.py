@@ -2,7 +2,7 @@
 
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sized
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
@@ -107,6 +107,11 @@ def model_sizes(data: SequenceData) -> dict[str, int]:
     return {name: getattr(data, name) for name in names if hasattr(data, name)}
 
 
+def render_sizes(splits: Mapping[str, Sized]) -> str:
+    """The number of elements of each split, such as 1,200 / 297 / 300."""
+    return " / ".join(f"{len(part):,}" for part in splits.values())
+
+
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
@@ -151,8 +156,8 @@ class PixelSequences(DataDefaults):
         self.splits = {name: (x if order is None else x[:, order], y) for name, (x, y) in splits.items()}
         self.max_value = max_value
         self.t_max = self.splits["train"][0].shape[1]
-        counts = " / ".join(f"{len(y):,}" for _, y in splits.values())
-        self.description = f"{counts} images as sequences of {self.t_max} pixels"
+        sizes = render_sizes({name: labels for name, (_, labels) in splits.items()})
+        self.description = f"{sizes} images as sequences of {self.t_max} pixels"
 
     def num_batches(self, split: str, batch_size: int) -> int:
         return count_batches(len(self.splits[split][1]), batch_size)

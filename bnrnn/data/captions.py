@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bnrnn.data.base import DataDefaults, count_even
+from bnrnn.data.base import DataDefaults, count_even, render_sizes
 from bnrnn.data.prepared import list_values
 from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.inputs import CAPTIONS, END, IGNORE, START, Batch, Captioned, References
@@ -100,8 +99,7 @@ class CaptionData(DataDefaults):
         self.input_size = self.output_size = len(self.vocabulary)
         self.feature_size = features.shape[1]
         self.t_max = 1 + max(len(ids) for _, ids in self.captions["train"])
-        counts = " / ".join(f"{len(members):,}" for members in images.values())
-        self.description = f"{name}: {counts} images, {len(self.vocabulary):,} words"
+        self.description = f"{name}: {render_sizes(images)} images, {len(self.vocabulary):,} words"
 
     def num_batches(self, split: str, batch_size: int) -> int:
         return count_even(len(self.captions[split]), batch_size)
@@ -159,7 +157,7 @@ def load_features(path: Path) -> tuple[list[str], Float[np.ndarray, "N F"]]:
     remedy = "expected arrays file_name and features; compute them again"
     with reading(path, remedy, "a feature file"):
         arrays = zip_members(path, ("file_name.npy", "features.npy").__contains__)
-        names, features = (_array(arrays[f"{name}.npy"]) for name in ("file_name", "features"))
+        names, features = (np.load(io.BytesIO(arrays[f"{name}.npy"])) for name in ("file_name", "features"))
         if features.dtype.kind not in "fiu" or names.dtype.kind != "U":
             raise ValueError(f"names are {names.dtype}, features {features.dtype}")
     if features.ndim != 2 or features.shape[1] < 1 or names.shape != (len(features),):
@@ -168,17 +166,6 @@ def load_features(path: Path) -> tuple[list[str], Float[np.ndarray, "N F"]]:
     if not finite.all():
         raise BnrnnError(f"{path}: the features of {names[~finite][0]} are not finite numbers: compute them again")
     return names.tolist(), features
-
-
-def _array(content: bytes) -> np.ndarray:
-    """The array in an .npy file. Raises ValueError, before memory is taken, if the file is shorter than its array."""
-    file = io.BytesIO(content)
-    version = np.lib.format.read_magic(file)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(file)
-    if math.prod(shape) * dtype.itemsize != len(content) - file.tell():
-        raise ValueError(f"an array of shape {shape} does not fit its file")
-    return np.load(io.BytesIO(content), allow_pickle=False)
 
 
 def pair(captions: dict[str, list[str]], names: list[str], text: str, features: str) -> list[Image]:

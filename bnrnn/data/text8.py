@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from bnrnn.data.download import fetch
-from bnrnn.data.language import CHUNK, Segments, check_symbols, render_sizes
+from bnrnn.data.base import render_sizes
+from bnrnn.data.download import fetch, is_good
+from bnrnn.data.language import CHUNK, Segments, check_symbols
 from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.system.files import atomic_write, check_listed, reading, whole_zip
 
@@ -70,7 +71,7 @@ def load_text8(data_dir: Path, prefix: bool) -> UInt8[np.ndarray, " _"]:
 def prepare_text8(data_dir: Path) -> None:
     """Download text8 unless `<data_dir>/text8/` has it. The file appears there after verification."""
     folder = data_dir / "text8"
-    if not _is_good(data_dir):
+    if not is_good(load_text8, data_dir, False):
         archive = fetch(URL, f"sha256:{ARCHIVE}", folder, "text8-downloaded.zip")  # keeps a text8.zip of the user
         with atomic_write(folder / "text8") as file:
             file.write(_open(archive, f"put text8.zip into {folder} by hand").data)
@@ -121,11 +122,3 @@ def _check_prefix(path: Path, text: UInt8[np.ndarray, " _"]) -> None:
     if begin != BEGINNING:
         raise BnrnnError(f"{path} is not the beginning of text8: it begins with {begin!r}, expected {BEGINNING!r}")
     check_symbols(str(path), text, SYMBOLS)
-
-
-def _is_good(data_dir: Path) -> bool:
-    try:
-        load_text8(data_dir, prefix=False)
-    except BnrnnError:
-        return False
-    return True

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from bnrnn.data.frames import FrameData, Utterance
+from bnrnn.data.download import find_archive
+from bnrnn.data.frames import FrameData, Utterance, check_normalize
 from bnrnn.errors import BnrnnError, MissingData
 from bnrnn.system.files import reading, tar_members
 
@@ -44,9 +45,8 @@ class TimitSample(FrameData):
     """
 
     def __init__(self, data_dir: str, normalize: str = "speaker") -> None:
-        if normalize not in ("speaker", "global", "none"):
-            raise BnrnnError(f"data.normalize={normalize} is unknown: use speaker, global or none")
-        path, files = load_archive(Path(data_dir, "speech"))
+        check_normalize(normalize)
+        path, files = load_archive(Path(data_dir))
         speakers = divide({name.split("/")[0] for name in files})
         found: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
         for split, members in speakers.items():
@@ -69,24 +69,17 @@ class TimitSample(FrameData):
         super().__init__(splits, len(PHONES) * NUM_PARTS, num_features, "TIMIT sample")
 
 
-def load_archive(folder: Path) -> tuple[Path, dict[str, bytes]]:
+def load_archive(data_dir: Path) -> tuple[Path, dict[str, bytes]]:
     """The path of the archive, and the content of its .wav and .phn files by `<speaker>/<sentence>.<ending>`."""
-    found = sorted(folder.glob("timit*.tar.gz"))
-    if not found:
-        raise MissingData(
-            f"{folder} has no timit*.tar.gz: put the sample there ({URL}), or set BNRNN_DATA to the folder that holds "
-            "speech/"
-        )
-    with reading(found[0], f"fetch it again from {URL}"):
-        members = tar_members(found[0], partial(re.search, r"[^/]+/[^/]+\.(wav|phn)$"), MOST)
+    path = find_archive(data_dir, ("speech/timit*.tar.gz",), URL)
+    with reading(path, AGAIN):
+        members = tar_members(path, partial(re.search, r"[^/]+/[^/]+\.(wav|phn)$"), MOST)
     files = {"/".join(name.split("/")[-2:]): content for name, content in members.items()}
     lacking = sorted(n for n in files if n.endswith(".wav") and n.removesuffix("wav") + "phn" not in files)
     if lacking or not files:
         what = f"{lacking[0]} has no .phn file" if lacking else "no .wav files"
-        raise BnrnnError(
-            f"{found[0]}: {what}, expected a .wav and a .phn file for each sentence: fetch it again from {URL}"
-        )
-    return found[0], files
+        raise BnrnnError(f"{path}: {what}, expected a .wav and a .phn file for each sentence: {AGAIN}")
+    return path, files
 
 
 def divide(speakers: set[str]) -> dict[str, list[str]]:

@@ -22,6 +22,7 @@ from bnrnn.errors import BnrnnError, first_line
 
 OLD = 3600  # seconds after which an unfinished file is one of a process that was killed
 MOST = 1 << 28  # bytes that are read into memory at most, also from a compressed file
+MOST_JSON, MOST_VALUES = 100_000_000, 1 << 22  # of a JSON file; COCO's largest has 92 MB and 3.5 million values
 MOST_MEMBERS = 100_000  # of a tar archive
 
 CHUNK = 1 << 24
@@ -138,9 +139,12 @@ def read_text(path: Path, remedy: str, what: str = "") -> str:
 
 
 def read_json(path: Path, remedy: str, what: str = "") -> Any:
-    """The content of a JSON file. Raises BnrnnError."""
+    """The content of a JSON file. Raises BnrnnError, also above MOST_JSON bytes and MOST_VALUES values."""
     with reading(path, remedy, what):
-        return json.loads(read_text(path, remedy, what))
+        content = read_bytes(path, remedy, what, MOST_JSON)
+        if sum(map(content.count, (b",", b"[", b"{"))) > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES:,} values")
+        return json.loads(content)
 
 
 def tar_members(path: Path, wanted: Callable[[str], Any], most: int | None = None) -> dict[str, bytes]:

@@ -23,6 +23,7 @@ from bnrnn.training import mirror
 
 METRICS = "metrics.jsonl"
 LOG = "run.log"  # the lines of a run, for people
+MOST = 1 << 26  # bytes of a file of metrics, which takes a multiple of it in memory: half a million records
 REMEDY = "restore it, or remove its folder to run again"
 Item = TypeVar("Item")
 
@@ -180,7 +181,7 @@ def record_lines(path: Path) -> list[bytes]:
     """
     if not path.exists() and not path.is_symlink():
         return []
-    lines = read_bytes(path, REMEDY, "a file of metrics").splitlines(keepends=True)
+    lines = read_bytes(path, REMEDY, "a file of metrics", MOST).splitlines(keepends=True)
     lines = lines[: len(lines) - (len(lines) > 0 and not lines[-1].endswith(b"\n"))]
     for n, line in enumerate(lines, 1):
         if not _is_record(line):

@@ -84,7 +84,7 @@ def test_what_is_wrong_with_the_archive_is_named(small, tmp_path):
         BAbI(str(small), 21)
     with pytest.raises(BnrnnError, match=r"tasks.tar.gz has 0 files like .*qa2_.*: is it bAbI, version 1.2\?"):
         BAbI(str(small), 2)
-    with pytest.raises(BnrnnError, match=r"nowhere/babi has no .tar.gz: put the archive of bAbI there \(http"):
+    with pytest.raises(BnrnnError, match=r"nowhere/babi/\*.tar.gz is missing: put it there \(http"):
         load_babi(tmp_path / "nowhere", 1)
     path = small / "babi" / "tasks.tar.gz"
     write(path, "tasks_1-20_v1-2/en/qa1_single_test.txt", "1 Zoe left.\n")

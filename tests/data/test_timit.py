@@ -187,7 +187,7 @@ def test_what_is_wrong_with_the_archive_is_named(sample, tmp_path):
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(BnrnnError, match=r"timit_small.tar.gz is damaged .*: fetch it again from http"):
         TimitSample(str(tmp_path))
-    with pytest.raises(BnrnnError, match=r"nowhere/speech has no timit\*.tar.gz: put the sample there"):
+    with pytest.raises(BnrnnError, match=r"nowhere/speech/timit\*.tar.gz is missing: put it there"):
         TimitSample(str(tmp_path / "nowhere"))
     with pytest.raises(BnrnnError, match=r"data.normalize=all is unknown: use speaker, global or none"):
         TimitSample(str(tmp_path), "all")

@@ -113,6 +113,20 @@ def test_a_file_that_is_too_long_is_not_read(tmp_path):
         read_bytes(tmp_path / "a", "", most=4)
 
 
+def test_json_that_would_take_a_multiple_of_its_size_in_memory_is_not_parsed(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_text('{"a": [1, [2, {}]]}')  # two commas and four brackets
+    for limit, least in (("MOST_VALUES", 6), ("MOST_JSON", 19)):
+        monkeypatch.setattr(files, limit, least)
+        assert read_json(path, "restore it") == {"a": [1, [2, {}]]}
+        monkeypatch.setattr(files, limit, least - 1)
+        with pytest.raises(
+            BnrnnError, match=rf"a.json is damaged \(more than {least - 1} (values|bytes)\): restore it"
+        ):
+            read_json(path, "restore it")
+        monkeypatch.undo()
+
+
 def test_archives_give_their_regular_files_only_and_have_a_limit(tmp_path, monkeypatch):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, kind in (("file", tarfile.REGTYPE), ("link", tarfile.SYMTYPE), ("device", tarfile.CHRTYPE)):
