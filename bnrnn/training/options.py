@@ -22,6 +22,7 @@ from bnrnn.config import CONF, GROUPS, checking_files, compose_config
 from bnrnn.errors import BnrnnError, first_line
 from bnrnn.training.optim import LARGEST
 from bnrnn.training.pairs import options
+from bnrnn.training.results import flat
 
 MOST_THREADS = 512  # far more than this crash OpenMP
 MISSING = object()
@@ -105,7 +106,7 @@ def check_options(cfg: DictConfig, overrides: dict[str, str] | None = None) -> N
     `overrides` are those of the run; one that has no effect is refused.
     """
     tree: Any = OmegaConf.to_container(cfg, resolve=True)
-    values = dict(_leaves(tree))
+    values = flat(tree)
     if lacking := [key for key in NEEDED if OmegaConf.select(cfg, key, default=MISSING) is MISSING]:
         raise BnrnnError(
             f"{lacking[0]} has no value: give it one, or restore the files in {CONF} (with git, or install again)"
@@ -222,7 +223,7 @@ def options_with(key: str) -> list[str]:
 
 def keys_of(cfg: DictConfig) -> list[str]:
     """All keys of a configuration, such as `budget.updates`."""
-    return [key for key, _ in _leaves(OmegaConf.to_container(cfg, resolve=False))]
+    return list(flat(OmegaConf.to_container(cfg, resolve=False)))
 
 
 def _nearest(key: str, known: list[str]) -> str:
@@ -236,7 +237,7 @@ def _nearest(key: str, known: list[str]) -> str:
 
 def _base_keys() -> list[str]:
     base = yaml.safe_load(Path(CONF, "train.yaml").read_text())
-    return [key for key, _ in _leaves({k: v for k, v in base.items() if k not in ("defaults", "hydra")})]
+    return list(flat({k: v for k, v in base.items() if k not in ("defaults", "hydra")}))
 
 
 def _nodes(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -245,12 +246,3 @@ def _nodes(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield f"{prefix}{key}", value
         if isinstance(value, dict):
             yield from _nodes(value, f"{prefix}{key}.")
-
-
-def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The keys and values of a nested dictionary; lists are values."""
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, tree

@@ -173,8 +173,8 @@ def check_same_config(found: dict[str, Any], record: dict[str, Any], path: Path)
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """The values of a nested dictionary by their whole keys, such as `optim.lr`; lists are values."""
-    if not isinstance(tree, dict):
+    """The values of a nested dictionary by their whole keys, such as `optim.lr`; lists and empty groups are values."""
+    if not isinstance(tree, dict) or not tree:
         return {prefix: tree}
     return {k: v for key, sub in tree.items() for k, v in flat(sub, f"{prefix}.{key}".strip(".")).items()}
 

@@ -2,8 +2,6 @@ import gzip
 import hashlib
 import re
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -86,35 +84,11 @@ def test_uncompressed_files_are_read_too(small, tmp_path):
     assert len(SequentialMNIST(str(tmp_path)).splits["train"][1]) == 20
 
 
-def remove(path: Path) -> None:
-    path.unlink()
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def swap_a_byte(path: Path) -> None:
-    content = bytearray(gzip.decompress(path.read_bytes()))
-    content[-1] ^= 1
-    path.write_bytes(gzip.compress(bytes(content)))
-
-
-def garbage(path: Path) -> None:
-    path.write_bytes(b"<html>not found</html>")
-
-
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("damage", [remove, truncate, empty, swap_a_byte, garbage])
-def test_each_damaged_file_is_named_with_the_command_that_repairs_it(small, tmp_path, name, damage):
-    damage(tmp_path / "mnist" / f"{name}.gz")
-    with pytest.raises(BnrnnError, match=rf"{name}(.|\n)*make data") as error:
+def test_every_file_is_verified(small, tmp_path, name):
+    (tmp_path / "mnist" / f"{name}.gz").write_bytes(gzip.compress(b"other"))
+    with pytest.raises(BnrnnError, match=rf"{name}.gz is not the published {name}"):
         SequentialMNIST(str(tmp_path))
-    assert "\n" not in str(error.value)
 
 
 def test_an_unknown_order_is_refused(small, tmp_path):
@@ -122,41 +96,26 @@ def test_an_unknown_order_is_refused(small, tmp_path):
         SequentialMNIST(str(tmp_path), "random")
 
 
-@pytest.fixture
-def mirror(small, tmp_path, monkeypatch) -> Iterator[Path]:
-    """A local web server with the four files, which takes the place of the public one."""
-    folder = tmp_path / "mirror"
-    (tmp_path / "mnist").rename(folder)
+def test_missing_and_damaged_files_are_downloaded_and_no_others(small, tmp_path, monkeypatch):
+    folder = (tmp_path / "mnist").rename(tmp_path / "mirror")
+    archives = {path.name: path.read_bytes() for path in folder.iterdir()}
+    data_dir = tmp_path / "fresh"
+
+    def stored() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (data_dir / "mnist").iterdir()}
+
     with served(folder) as address:
         monkeypatch.setattr(mnist, "URL", address)
-        yield folder
-
-
-def test_download_fetches_missing_files_and_leaves_only_verified_ones(mirror, tmp_path):
-    data_dir = tmp_path / "fresh"
-    prepare_mnist(data_dir)
-    assert sorted(p.name for p in (data_dir / "mnist").iterdir()) == sorted(f"{name}.gz" for name in NAMES)
-    truncate(data_dir / "mnist" / f"{NAMES[0]}.gz")
-    (data_dir / "mnist" / NAMES[1]).write_bytes(b"damaged, and read before the good one with .gz")
-    prepare_mnist(data_dir)
-    assert sorted(p.name for p in (data_dir / "mnist").iterdir()) == sorted(f"{name}.gz" for name in NAMES)
-    for name in NAMES:
-        remove(mirror / f"{name}.gz")
+        prepare_mnist(data_dir)
+        assert stored() == archives
+        (data_dir / "mnist" / f"{NAMES[0]}.gz").write_bytes(b"damaged")
+        (data_dir / "mnist" / NAMES[1]).write_bytes(b"damaged, and read before the good one with .gz")
+        for name in NAMES[2:]:
+            (folder / f"{name}.gz").unlink()
+        prepare_mnist(data_dir)
+        assert stored() == archives
     prepare_mnist(data_dir)  # complete, so nothing is downloaded
     assert len(SequentialMNIST(str(data_dir)).splits["train"][1]) == 20
-
-
-def test_a_download_of_something_else_is_refused_and_not_kept(mirror, tmp_path):
-    swap_a_byte(mirror / f"{NAMES[2]}.gz")
-    with pytest.raises(BnrnnError, match=f"{NAMES[2]}.*expected"):
-        prepare_mnist(tmp_path / "fresh")
-    assert not (tmp_path / "fresh" / "mnist" / f"{NAMES[2]}.gz").exists()
-
-
-def test_no_network_says_where_to_put_the_files(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(mnist, "URL", "http://127.0.0.1:9")
-    with pytest.raises(BnrnnError, match=r"could not be downloaded(.|\n)*by hand"):
-        prepare_mnist(tmp_path / "fresh")
 
 
 def test_what_is_missing_is_named_with_a_command_that_the_script_takes(tmp_path, capsys, monkeypatch):
