@@ -26,8 +26,8 @@ from bnrnn.data.text8 import Text8
 from bnrnn.data.timit import TimitSample
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT
-from bnrnn.training.log import METRICS, read_jsonl
-from bnrnn.training.results import FILE, Result
+from bnrnn.training.log import read_jsonl
+from bnrnn.training.results import FILE, METRICS, Result
 from tests.stress.processes import run as forked
 
 GIGABYTE = 1 << 30

@@ -20,8 +20,9 @@ from bnrnn.train import train
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.failures import FAILED, failure
-from bnrnn.training.log import LOG, METRICS, read_jsonl
+from bnrnn.training.log import LOG, read_jsonl
 from bnrnn.training.loop import Trainer
+from bnrnn.training.results import METRICS
 from tests.test_train import interrupt_at, short, without_time
 
 

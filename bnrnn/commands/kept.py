@@ -10,8 +10,7 @@ from pathlib import Path
 from bnrnn.errors import BnrnnError
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT, compressed
-from bnrnn.training.log import METRICS
-from bnrnn.training.results import FILE, Result
+from bnrnn.training.results import FILE, METRICS, Result
 
 
 def render_kept(out_dir: Path, since: datetime) -> str:

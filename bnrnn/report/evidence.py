@@ -18,9 +18,9 @@ from bnrnn.report.summary import found_results
 from bnrnn.system.files import read_record
 from bnrnn.training import checkpoint
 from bnrnn.training.cells import Cell, expand
-from bnrnn.training.log import METRICS, REMEDY, read_jsonl, record_lines, say_left_out
+from bnrnn.training.log import REMEDY, read_jsonl, record_lines, say_left_out
 from bnrnn.training.progress import Known, load_known
-from bnrnn.training.results import FILE, Result
+from bnrnn.training.results import FILE, METRICS, Result
 
 BUDGET = "paper"  # of unfinished runs: shorter ones finish soon
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -15,9 +15,8 @@ from bnrnn.data.base import FILE as FILE_ORDER
 from bnrnn.errors import BnrnnError
 from bnrnn.metrics import READ, from_loss, sign
 from bnrnn.report.summary import averaged, has_gamma
-from bnrnn.training.log import METRICS
 from bnrnn.training.pieces import file_order_until
-from bnrnn.training.results import FILE, Result, flat, is_stale
+from bnrnn.training.results import FILE, METRICS, Result, flat, is_stale
 
 IN_FILE_ORDER = "\\*"  # marks numbers of batch statistics in the order of the file
 

@@ -20,8 +20,8 @@ from tqdm import tqdm
 from bnrnn.errors import BnrnnError, error_text, first_line
 from bnrnn.system.files import atomic_write, open_regular, read_bytes, writing
 from bnrnn.training import mirror
+from bnrnn.training.results import METRICS
 
-METRICS = "metrics.jsonl"
 LOG = "run.log"  # the lines of a run, for people
 MOST = 1 << 26  # bytes of a file of metrics, which takes a multiple of it in memory: half a million records
 REMEDY = "restore it, or remove its folder to run again"

@@ -81,7 +81,7 @@ class Trainer(Evaluator):
                     state.window += sums
                     state.largest_norm = state.largest_norm.maximum(sums[2])
                     state.update += 1
-                    due = state.update % cfg.log_every == 0 or state.update == cfg.budget.updates
+                    due = self._is_due(cfg.log_every)
                     if due and self.device.type == "cuda":
                         torch.cuda.synchronize(self.device)  # otherwise only the launches would be timed
                     clock.add_to(state)
@@ -155,7 +155,7 @@ class Trainer(Evaluator):
         loss that is not finite is a divergence: such a model has no population statistics, and is never the best.
         """
         state = self.state
-        if not self._evaluation_is_due() or state.evaluated == state.update:
+        if not self._is_due(self.cfg.budget.eval_every) or state.evaluated == state.update:
             return
         with batch_statistics(self.model):
             metrics = self.evaluate("valid")
@@ -177,10 +177,8 @@ class Trainer(Evaluator):
 
     def _population_is_due(self) -> bool:
         """Whether this is a `population_every`-th evaluation, or the last, of a model with batch normalization."""
-        every, budget = self.cfg.population_every, self.cfg.budget
-        if every is None or not has_batch_norm(self.model):
-            return False
-        return self.state.update % (every * budget.eval_every) == 0 or self.state.update == budget.updates
+        every = self.cfg.population_every
+        return every is not None and has_batch_norm(self.model) and self._is_due(every * self.cfg.budget.eval_every)
 
     def _better_of(self, best: dict[str, Any] | None, metrics: dict[str, float]) -> dict[str, Any]:
         """`best`, or the current model with its metrics if these are better."""
@@ -189,9 +187,9 @@ class Trainer(Evaluator):
         weights = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
         return {"update": self.state.update, "metrics": metrics, "model": weights}
 
-    def _evaluation_is_due(self) -> bool:
-        budget = self.cfg.budget
-        return self.state.update % budget.eval_every == 0 or self.state.update == budget.updates
+    def _is_due(self, every: int) -> bool:
+        """Whether the number of updates is a multiple of `every`, or the last."""
+        return self.state.update % every == 0 or self.state.update == self.cfg.budget.updates
 
     def _better(self, metrics: dict[str, float], best: dict[str, float]) -> bool:
         key = f"valid/{self.data.selects_by}"

@@ -68,7 +68,6 @@ def start(
     model, data = _chosen(cfg, overrides)
     group = "setting" if "setting" in overrides else "model"
     given: dict[str, Any] = {
-        "mode": cfg.wandb.mode,
         "project": cfg.wandb.project,
         "group": cfg.name,
         "job_type": "train",
@@ -77,26 +76,19 @@ def start(
         "tags": [*cfg.name.split("/"), model, data],
         "notes": f"{label(group, model)} on {label('data', data)}, {cfg.budget.updates:,} updates, seed {cfg.seed}; "
         + (", ".join(f"{key}={value}" for key, value in overrides.items()) or "no overrides"),
-        "resume": "allow" if cfg.wandb.mode == "online" else None,
         "config": config,
         "dir": folder,
     }
-    try:
-        return _started(given, cfg.wandb.system)
-    except Exception as error:
-        if cfg.wandb.mode == "offline":
-            warn(f"warning: wandb cannot record in {folder} ({_reason(error)}); the run continues without it")
-            return None
-        warn(f"warning: wandb cannot upload ({_reason(error)}); it records offline, and `wandb sync` uploads later")
-    try:
-        return _started(given | {"mode": "offline", "resume": None}, cfg.wandb.system)
-    except Exception as error:
-        warn(f"warning: wandb cannot record in {folder} either ({_reason(error)}); the run continues without it")
-        return None
-
-
-def _reason(error: Exception) -> str:
-    return first_line(error).rstrip(".")
+    for mode in dict.fromkeys([cfg.wandb.mode, "offline"]):
+        try:
+            return _started(given | {"mode": mode, "resume": "allow" if mode == "online" else None}, cfg.wandb.system)
+        except Exception as error:
+            reason = first_line(error).rstrip(".")
+            if mode == "online":
+                warn(f"warning: wandb cannot upload ({reason}); it records offline, and `wandb sync` uploads later")
+            else:
+                warn(f"warning: wandb cannot record in {folder} ({reason}); the run continues without it")
+    return None
 
 
 def _started(given: dict[str, Any], system: bool) -> Any:

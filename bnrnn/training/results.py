@@ -36,6 +36,7 @@ LATER = {
     "AttentiveReader": {"num_layers": 1},
 }  # fmt: skip
 FILE = "result.json"
+METRICS = "metrics.jsonl"  # the records of a run (see bnrnn.training.log)
 MODELS = "models"  # the folder of released models in that of an experiment (see bnrnn.training.released)
 VERSION = 1  # of the content of result.json; increase it when older code could not read it correctly
 

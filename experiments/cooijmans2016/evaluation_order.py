@@ -29,8 +29,8 @@ from bnrnn.report.trained import built
 from bnrnn.system.memory import keep_heap
 from bnrnn.training import checkpoint
 from bnrnn.training.evaluation import outputs
-from bnrnn.training.log import METRICS as RECORDS
 from bnrnn.training.log import read_jsonl
+from bnrnn.training.results import METRICS as RECORDS
 
 KEY = "cooijmans2016/evaluation_order"
 ORDERS = 3  # shuffled orders

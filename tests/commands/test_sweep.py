@@ -16,9 +16,9 @@ from bnrnn.errors import BnrnnError
 from bnrnn.system.locks import is_being_trained, locked
 from bnrnn.training.cells import expand
 from bnrnn.training.failures import record_failure
-from bnrnn.training.log import METRICS, read_jsonl
+from bnrnn.training.log import read_jsonl
 from bnrnn.training.progress import Entry
-from bnrnn.training.results import Result, config_record
+from bnrnn.training.results import METRICS, Result, config_record
 from bnrnn.training.states import check_results
 from tests.helpers import forked
 

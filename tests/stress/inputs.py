@@ -20,8 +20,7 @@ from bnrnn.system.locks import LOCK
 from bnrnn.train import train
 from bnrnn.training import options, pieces
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
-from bnrnn.training.log import METRICS
-from bnrnn.training.results import FILE
+from bnrnn.training.results import FILE, METRICS
 from tests.stress.corpora import CORPORA
 from tests.stress.kills import HANGS, OPTIONS
 from tests.stress.processes import run

@@ -8,8 +8,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.train import train
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
-from bnrnn.training.log import METRICS
-from bnrnn.training.results import Result
+from bnrnn.training.results import METRICS, Result
 from tests.stress.damage import NO_FILE, damaged
 from tests.test_train import interrupt_at, short
 
