@@ -171,7 +171,10 @@ def language_model(layer, init) -> SequenceModel:
 
 
 def test_identity_is_in_the_candidate_alone_and_one_orthogonal_matrix_in_the_others():
-    i, f, g, o = initialized("identity").weight_hh.chunk(4)
+    layer = initialized("identity")
+    assert layer.weight_ih.norm().item() == pytest.approx(1.0), "a single input gets a unit vector over all gates"
+    assert layer.bias.tolist() == [0.0] * H + [1.0] * H + [0.0] * 2 * H, "only the forget gate has a bias"
+    i, f, g, o = layer.weight_hh.chunk(4)
     others = torch.cat([i, f, o])
     assert torch.equal(g, EYE)
     assert close(others.T @ others, EYE)
@@ -183,14 +186,6 @@ def test_orthogonal_is_one_matrix_over_all_gates_or_one_per_gate():
     assert close(joint.T @ joint, EYE)
     for gate in initialized("orthogonal", per_gate=True).weight_hh.chunk(4):
         assert close(gate.T @ gate, EYE)
-
-
-def test_a_single_input_gets_a_unit_vector_over_all_gates():
-    assert initialized("identity").weight_ih.norm().item() == pytest.approx(1.0)
-
-
-def test_only_the_forget_gate_has_a_bias():
-    assert initialized("identity").bias.tolist() == [0.0] * H + [1.0] * H + [0.0] * 2 * H
 
 
 def test_a_plain_rnn_gets_the_identity():

@@ -6,7 +6,6 @@ from torch import nn
 
 from bnrnn.config import compose_config
 from bnrnn.data.language import Streams
-from bnrnn.errors import BnrnnError
 from bnrnn.layers.population import batch_statistics, collecting_statistics, estimated_together, shared_statistics
 from bnrnn.metrics import cross_entropy
 from bnrnn.train import train
@@ -233,24 +232,6 @@ def test_a_trial_draws_the_same_every_time_and_within_its_ranges():
     assert 1e-4 <= min(rates) < 3e-4 and 0.3 < max(rates) <= 1 and len(set(rates)) > 45
     assert {cfg.optim.momentum for cfg in drawn} == {0.5, 0.8, 0.9, 0.95, 0.995}
     assert {cfg.batch_size for cfg in drawn} == {32, 64, 128}
-
-
-@pytest.mark.parametrize(
-    ("draws", "message"),
-    [
-        ("{optim.rate: {choice: [1]}}", "search.draws has the key optim.rate, which the configuration lacks"),
-        ("{optim.lr: {uniform: [0, 1]}}", "use choice"),
-        ("{optim.lr: {log_uniform: [0, 1]}}", "0 < low < high"),
-    ],
-)
-def test_an_invalid_search_is_an_error(draws, message):
-    cfg = compose_config()
-    cfg.search = {"trial": 0, "draws": {}}
-    key, distribution = draws.strip("{}").split(":", 1)
-    name, values = distribution.strip(" {").split(":")
-    cfg.search.draws = {key: {name: [float(v) for v in values.strip(" []}").split(",")]}}
-    with pytest.raises(BnrnnError, match=message):
-        apply_trial(cfg)
 
 
 def test_divergence_of_a_model_with_embedded_words_is_a_result_and_no_error(tmp_path):

@@ -3,7 +3,6 @@
 import sys
 
 import pytest
-import torch
 
 from bnrnn.config import compose_config
 from bnrnn.data.cnn_qa_prepare import prepare_cnn_qa
@@ -94,15 +93,6 @@ def test_from_question_files_to_a_result(tmp_path, monkeypatch):
         assert result.status == "finished" and 0 <= result.metrics["test/error"] <= 1
         assert result.data.startswith("a part of the CNN questions, top4 (the passage has the answer to")
         assert [r["update"] for r in read_jsonl(path.parent / "metrics.jsonl") if "valid/error" in r]
-
-
-def test_entities_are_renamed_in_training_and_in_its_statistics_alone(monkeypatch):
-    cfg, _, data, _ = build(small("bn_everywhere"))
-    batch = next(data.batches("train", cfg.batch_size, torch.Generator().manual_seed(0)))
-    again = next(data.batches("train", cfg.batch_size, torch.Generator().manual_seed(0)))
-    assert torch.equal(batch.inputs.passage, again.inputs.passage)
-    valid = [next(data.batches("valid", 4)).inputs.passage for _ in range(2)]
-    assert torch.equal(*valid)
 
 
 def test_the_figure_of_attention_shows_every_trained_reader(tmp_path, monkeypatch):
