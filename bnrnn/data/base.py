@@ -121,7 +121,6 @@ class DataDefaults:
 
     kind = SEQUENCES
     evaluation_orders: tuple[str, ...] = (SHUFFLED, FILE)
-    padded = False  # whether the lengths of the sequences in a batch differ, and with them those of batches
 
     def extra_tests(self) -> dict[str, tuple[int, Iterator[Batch]]]:
         return {}

@@ -70,7 +70,6 @@ class CaptionData(DataDefaults):
     """
 
     kind = CAPTIONS
-    padded = True
     metric = "ppl"
     selects_by = "loss"
 

@@ -43,7 +43,6 @@ class Cloze(DataDefaults):
     """
 
     kind = QUESTIONS
-    padded = True
     metric = "error"
     evaluation_orders = (FILE, SHUFFLED)  # the released code of the readers shuffles neither validation nor test (D29)
     selects_by = "accuracy"

@@ -44,7 +44,6 @@ class FrameData(DataDefaults):
     or are not finite.
     """
 
-    padded = True
     metric = "error"
     selects_by = "loss"
 

@@ -138,21 +138,17 @@ def test_a_missing_text_is_named(whole, tmp_path, prefix):
 
 
 @FORMS
-def test_a_byte_that_is_no_letter_is_named_with_its_position(whole, folder, store):
-    store(folder, whole[:3_000] + b"9" + whole[3_001:6_000])
-    with pytest.raises(BnrnnError, match=r"the byte at position 3,000 is b'9', expected one of b' abcdefg"):
-        load(folder, prefix=True)
-
-
-def test_another_text_is_no_beginning_of_text8(whole, folder):
-    plain(folder, b"anarchism" * 100)
-    with pytest.raises(BnrnnError, match=r"it begins with b'anarchismana.*', expected b' anarchism originated as a"):
-        load(folder, prefix=True)
-
-
-def test_all_of_text8_is_not_called_a_prefix(whole, folder):
-    plain(folder, whole)
-    with pytest.raises(BnrnnError, match="expected only the beginning of text8: use data=text8"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TEXT[:3_000] + b"9" + TEXT[3_001:6_000], "the byte at position 3,000 is b'9', expected one of b' abcdefg"),
+        (b"anarchism" * 100, "it begins with b'anarchismana.*', expected b' anarchism originated as a"),
+        (TEXT, "expected only the beginning of text8: use data=text8"),
+    ],
+)
+def test_what_is_no_beginning_of_text8_is_refused(whole, folder, store, text, message):
+    store(folder, text)
+    with pytest.raises(BnrnnError, match=message):
         load(folder, prefix=True)
 
 

@@ -85,14 +85,6 @@ def test_one_layer_has_the_parameters_of_layer_state_and_head():
     assert count == sum(p.numel() for p in BNLSTM(2, 4, 5).parameters()) + 2 * 4 + (4 + 1) * 3
 
 
-def test_dropout_acts_between_layers_in_training_alone():
-    model = SequenceModel(RNN, **SIZES, num_layers=2, dropout=0.5)
-    x = torch.randn(5, 6, 2)
-    assert not torch.equal(model(x)[0], model(x)[0])
-    model.eval()
-    assert torch.equal(model(x)[0], model(x)[0])
-
-
 @pytest.mark.parametrize("layer", [LSTM, BNLSTM, InputBNLSTM, RNN, BNRNN])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
 def test_ids_are_one_hot_rows_in_outputs_and_gradients(layer, options):

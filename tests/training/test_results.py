@@ -30,24 +30,16 @@ def test_the_date_is_that_of_utc(monkeypatch):
     assert today() == "2026-11-24" == provenance()["date"]
 
 
-def test_a_result_keeps_its_date(tmp_path):
-    stored("2026-11-24").write(tmp_path)
-    assert read_record(tmp_path / FILE, "")["date"] == "2026-11-24" == Result.read(tmp_path / FILE).date
-
-
-def test_a_result_from_before_dates_were_recorded_is_read(tmp_path):
+def test_a_result_keeps_its_date_and_older_ones_have_none(tmp_path):
     stored("2026-11-24").write(tmp_path)
     content = read_record(tmp_path / FILE, "")
+    assert content["date"] == "2026-11-24" == Result.read(tmp_path / FILE).date
+    write_record(tmp_path / FILE, content | {"date": 20261124})
+    with pytest.raises(BnrnnError, match="date is 20261124"):
+        Result.read(tmp_path / FILE)
     del content["date"]
     write_record(tmp_path / FILE, content)
     assert Result.read(tmp_path / FILE) == stored()
-
-
-def test_a_date_that_is_no_text_is_refused(tmp_path):
-    stored("2026-11-24").write(tmp_path)
-    write_record(tmp_path / FILE, read_record(tmp_path / FILE, "") | {"date": 20261124})
-    with pytest.raises(BnrnnError, match="date is 20261124"):
-        Result.read(tmp_path / FILE)
 
 
 def test_the_environment_names_the_hardware():
