@@ -26,10 +26,9 @@ from bnrnn.training.build import build, environment_of, optimizer_of
 from bnrnn.training.cells import check_named, sweep_folder
 from bnrnn.training.checkpoint import CHECKPOINT, REMEDY, existing, load, remove
 from bnrnn.training.help import text
-from bnrnn.training.last_lines import last_lines
 from bnrnn.training.log import RunLog, read_jsonl, say, write_log
 from bnrnn.training.loop import Trainer
-from bnrnn.training.measure import measure, measure_best_again
+from bnrnn.training.measure import last_lines, measure, measure_best_again
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pairs import check_pair
 from bnrnn.training.pieces import digest, joined, order_of

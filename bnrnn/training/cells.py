@@ -73,11 +73,10 @@ def expand(arguments: list[str]) -> list[Cell]:
     grid = grid_of([f"{k}={','.join(values)}" for k, values in sweep(key).items()] + arguments)
     if empty := [k for k, values in grid.items() if not values]:
         raise BnrnnError(f"{empty[0]} has no values: give at least one, such as {empty[0]}=0")
-    overrides = [o for o in OverridesParser.create().parse_overrides(arguments) if not o.is_hydra_override()]
-
+    overrides, unnamed = _parsed(arguments), _unnamed()
+    _check_folders(overrides)
+    check_named(arguments)
     root = yaml.safe_load((CONF / "train.yaml").read_text())
-    unnamed = _unnamed()
-    _check_folders(overrides, unnamed)
     out_dir = next((str(o.value()) for o in reversed(overrides) if o.key_or_group == "out_dir"), root["out_dir"])
     budget = next(d["budget"] for d in root["defaults"] if "budget" in d)
     choices = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
@@ -85,36 +84,34 @@ def expand(arguments: list[str]) -> list[Cell]:
     return list({cell.folder: cell for cell in cells}.values())
 
 
-def _check_folders(overrides: list[Override], unnamed: list[str]) -> None:
-    """Raise BnrnnError for overrides with which the folder of a run is not known, or is that of another run too."""
+def _check_folders(overrides: list[Override]) -> None:
+    """Raise BnrnnError for overrides with which the folder of a run is not known."""
     for override in overrides:
         key, text = override.key_or_group, override.input_line
         if key in ("name", "budget.name"):
             raise BnrnnError(f"{text} cannot be set in a sweep, because it names the folders of its runs: leave it out")
         if key in ("out_dir", "budget") and "${" in str(text):
             raise BnrnnError(f"{text} cannot be an interpolation in a sweep: give its value")
-    _check_named(overrides, unnamed)
 
 
 def check_named(arguments: list[str]) -> None:
     """Raise BnrnnError for a sweep over an option that does not name folders: all its runs would have one folder."""
-    overrides = [o for o in OverridesParser.create().parse_overrides(arguments) if not o.is_hydra_override()]
-    _check_named(overrides, _unnamed())
+    unnamed = _unnamed()
+    for override in _parsed(arguments):
+        key, text = override.key_or_group, override.input_line
+        if key in unnamed and key not in ("budget", "experiment") and override.is_sweep_override():
+            raise BnrnnError(f"{text} has several values, but the folders of runs are not named by {key}: give one")
+
+
+def _parsed(arguments: list[str]) -> list[Override]:
+    """The overrides that are not hydra's own."""
+    return [o for o in OverridesParser.create().parse_overrides(arguments) if not o.is_hydra_override()]
 
 
 def _unnamed() -> list[str]:
     """The options that do not name the folder of a run."""
-    return yaml.safe_load((CONF / "train.yaml").read_text())["hydra"]["job"]["config"]["override_dirname"][
-        "exclude_keys"
-    ]
-
-
-def _check_named(overrides: list[Override], unnamed: list[str]) -> None:
-    for override in overrides:
-        key = override.key_or_group
-        if key in unnamed and key not in ("budget", "experiment") and override.is_sweep_override():
-            text = override.input_line
-            raise BnrnnError(f"{text} has several values, but the folders of runs are not named by {key}: give one")
+    root = yaml.safe_load((CONF / "train.yaml").read_text())
+    return root["hydra"]["job"]["config"]["override_dirname"]["exclude_keys"]
 
 
 def _cell(chosen: dict[str, str], parent: Path, unnamed: list[str]) -> Cell:

@@ -13,8 +13,8 @@ from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.train import cli
 from bnrnn.training import log, mirror
-from bnrnn.training.last_lines import last_lines
 from bnrnn.training.log import RunLog, read_jsonl
+from bnrnn.training.measure import last_lines
 from bnrnn.training.results import Result
 from tests.helpers import composed
 
@@ -196,7 +196,7 @@ def test_wandb_does_not_replace_the_reason_for_which_a_run_ends(tmp_path):
         raise SystemExit("saved")
 
 
-def test_records_after_the_checkpoint_are_dropped_and_a_line_cut_off_by_a_kill_is_no_record(tmp_path):
+def test_records_after_the_checkpoint_are_dropped_and_a_line_cut_off_by_a_kill_is_no_record(tmp_path, monkeypatch):
     with RunLog(tmp_path) as log:
         for update in (1, 2, 3):
             log.record(update, {"train/loss": 1.0 / update})
@@ -208,6 +208,9 @@ def test_records_after_the_checkpoint_are_dropped_and_a_line_cut_off_by_a_kill_i
     records = read_jsonl(tmp_path / "metrics.jsonl")
     assert [r["update"] for r in records] == [1, 2, 3]
     assert records[-1]["train/loss"] is None
+    monkeypatch.setattr("bnrnn.training.log.MOST", 50)
+    with pytest.raises(BnrnnError, match=r"metrics.jsonl is not a file of metrics \(more than 50 bytes\)"):
+        read_jsonl(tmp_path / "metrics.jsonl")
 
 
 def test_a_line_that_nobody_reads_does_not_end_a_run(monkeypatch):
