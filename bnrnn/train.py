@@ -79,9 +79,7 @@ def _train(
     cfg, device, data, model = build(cfg)
     optimizer = optimizer_of(cfg, model)
     where = environment_of(cfg, device, data, model)
-    state = begin(saved, run_dir / CHECKPOINT, cfg.budget.updates) or TrainState(
-        run_id=mirror.new_id(cfg, overrides), commits=[]
-    )
+    state = begin(saved, run_dir / CHECKPOINT, cfg.budget.updates) or TrainState(mirror.new_id(cfg, overrides), [])
     order_before = order_of(state.pieces)
     state.commits = list(dict.fromkeys([*state.commits, git_commit()]))
     found = digest(data, cfg.batch_size)
@@ -117,12 +115,7 @@ def _train(
         result = _result(trainer, record, overrides, metrics, where)
         result.write(run_dir)
         remove(run_dir / CHECKPOINT)
-        log.show("curves", state.update, lambda: _figures().curves(read_jsonl(run_dir / METRICS)))
-        if trainer.captions:
-            log.show("captions", state.update, lambda: _figures().captions(data, trainer.captions))
-        log.finish(result.status, metrics)
-        for line in last_lines(result.status, state.update, result.best_update, metrics, data.metric):
-            log.say(line)
+        _show(trainer, result, run_dir)
     return result
 
 
@@ -153,6 +146,17 @@ def _result(
         updates_per_epoch=data.num_batches("train", cfg.batch_size),
         date=today(),
     )
+
+
+def _show(trainer: Trainer, result: Result, run_dir: Path) -> None:
+    """Send the figures and the metrics of a finished run to wandb, and print its last lines."""
+    log, update = trainer.log, result.updates
+    log.show("curves", update, lambda: _figures().curves(read_jsonl(run_dir / METRICS)))
+    if trainer.captions:
+        log.show("captions", update, lambda: _figures().captions(trainer.data, trainer.captions))
+    log.finish(result.status, result.metrics)
+    for line in last_lines(result.status, update, result.best_update, result.metrics, trainer.data.metric):
+        log.say(line)
 
 
 def _figures() -> Any:

@@ -279,10 +279,7 @@ def test_questions_that_were_prepared_from_other_files_are_not_taken_for_these(c
         assert capsys.readouterr().out.endswith("prepared: complete\n")
     path = next((corpus / "questions/test").iterdir())
     path.write_text(path.read_text().replace("news.example/1", "news.example/2"))
-    with pytest.raises(
-        BnrnnError,
-        match=rf"{folder} was, as its checksums.json says, prepared from other files than those given. Delete",
-    ):
+    with pytest.raises(BnrnnError, match=rf"{folder} was, as .* says, prepared from other files than those given. Del"):
         prepare_cnn_qa(tmp_path, corpus)
 
 

@@ -51,6 +51,7 @@ WRONG = [
     ("budget.updatez", 3, "budget.updatez is no option: did you mean budget.updates"),
     ("budget.eval_every", 0, "budget.eval_every=0 is not valid"),
     ("batch_size", 0, "batch_size=0 is not valid: expected a whole number from 1"),
+    ("batches", {}, "batches is no option: did you mean batch_size"),
     ("batchsize", 3, "batchsize is no option: did you mean batch_size"),
     ("num_threads", 100_000, "num_threads=100000 is not valid: expected a whole number from 1 to 512"),
     ("seed", "abc", "seed=abc is not valid: expected a whole number from 0"),
