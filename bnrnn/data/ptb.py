@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from bnrnn.data.base import render_sizes
-from bnrnn.data.download import fetch, is_good, read_published
+from bnrnn.data.download import fetch, read_published
 from bnrnn.data.language import Segments, Streams, check_symbols
 from bnrnn.errors import BnrnnError
 
@@ -82,6 +82,5 @@ def prepare_ptb(data_dir: Path) -> None:
     """Download the missing or damaged files of `<data_dir>/ptb/`. A file appears there after verification."""
     folder = data_dir / "ptb"
     for name, known in CHECKSUMS.items():
-        if not is_good(read_published, folder, name, known):
-            fetch(f"{URL}/{name}", f"sha256:{known}", folder)
+        fetch(f"{URL}/{name}", f"sha256:{known}", folder)
     print(f"{folder}: complete")

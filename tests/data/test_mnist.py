@@ -114,6 +114,9 @@ def test_missing_and_damaged_files_are_downloaded_and_no_others(small, tmp_path,
             (folder / f"{name}.gz").unlink()
         prepare_mnist(data_dir)
         assert stored() == archives
+    other = gzip.compress(idx(small[NAMES[0]]), compresslevel=1)  # the same images, compressed in another way
+    assert other != archives[f"{NAMES[0]}.gz"]
+    (data_dir / "mnist" / f"{NAMES[0]}.gz").write_bytes(other)
     prepare_mnist(data_dir)  # complete, so nothing is downloaded
     assert len(SequentialMNIST(str(data_dir)).splits["train"][1]) == 20
 
