@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from bnrnn.errors import BnrnnError
 from bnrnn.system.files import read_text, reading
@@ -25,6 +27,7 @@ def root() -> Path:
 
 ROOT = root()
 CONF = ROOT / "conf"
+MENDABLE = (HydraException, OmegaConfBaseException)  # errors of the libraries that a user can correct
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML has it
 GROUPS = ("model", "data", "optim", "budget")
 KEY_LABELS = {"optim.lr": "learning rate", "model.layer.gamma_init": "initial gamma", "data.state_noise": "noise"}
@@ -165,7 +168,6 @@ def _present(path: str) -> str:
     return targets().get(path.rpartition(".")[2], path) if path.startswith("bnrnn.") else path
 
 
-@cache
 def key_label(key: str) -> str:
     """The name of an option in tables and figures, or its key if it has none."""
     return KEY_LABELS.get(key, key)

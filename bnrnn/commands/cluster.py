@@ -24,9 +24,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from bnrnn.commands.slurm import Queued, Task, folder_of, is_over, python_command, queued
-from bnrnn.commands.workers import MENDABLE
-from bnrnn.config import compose_config
+from bnrnn.commands.slurm import Queued, Task, folder_of, python_command, queued
+from bnrnn.config import MENDABLE, compose_config
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.system.files import make_folder, read_json, reading, write_json
@@ -135,7 +134,7 @@ def wait(cells: list[Cell]) -> int:
     folder, printed, looks = folder_of(cells), -math.inf, 0
     jobs = submissions(folder)
     since = max((job["since"] for job in jobs.values()), default=0.0)
-    while any(not is_over(cell, since) for cell in cells):
+    while any(state_of(cell, since) in ("running", "left") for cell in cells):
         try:
             tasks, state = queued(jobs.keys()), ""
         except BnrnnError as error:
@@ -271,7 +270,6 @@ def main() -> None:
 
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
     report_errors(main, *MENDABLE, usage=__doc__)
 
 

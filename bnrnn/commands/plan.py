@@ -6,7 +6,7 @@ bnrnn-plan experiment=cooijmans2016/table2 budget=paper out_dir=results seed=0
 import resource
 import sys
 import tempfile
-import time
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -16,13 +16,14 @@ from statistics import median
 from typing import Any
 
 import torch
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
-from bnrnn.data.base import SHUFFLED
+from bnrnn.bench.timing import elapsed
+from bnrnn.config import MENDABLE
+from bnrnn.data.base import SHUFFLED, SequenceData
 from bnrnn.errors import report_errors
+from bnrnn.inputs import Batch
 from bnrnn.layers.population import batch_statistics, estimated_together, has_batch_norm, has_step_statistics
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.training import checkpoint
@@ -78,49 +79,40 @@ def measure(record: dict[str, Any]) -> Cost:
     recipe = OmegaConf.create(record)
     check_options(recipe)
     cfg, device, data, model = build(recipe)
-    cuda = device.type == "cuda"
-
-    def seconds(action: Any) -> float:
-        if cuda:
-            torch.cuda.synchronize(device)
-        started = time.perf_counter()
-        action()
-        if cuda:
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - started
-
-    optimizer = optimizer_of(cfg, model)
     with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder)) as log:
-        state = TrainState("", [])
+        state, optimizer = TrainState("", []), optimizer_of(cfg, model)
         trainer = Trainer(cfg, model, data, device, log, Stop(), SHUFFLED, optimizer, state, lambda snapshot: None)
         batches = trainer.training_batches()
-        times = [seconds(lambda: trainer.update(next(batches))) for _ in range(NUM_UPDATES)]
+        times = [elapsed(lambda: trainer.update(next(batches)), device) for _ in range(NUM_UPDATES)]
+    evaluation = evaluation_seconds(cfg, device, data, model)
+    if device.type == "cuda":
+        held = torch.cuda.max_memory_allocated(device)
+    else:
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Cost(cfg.budget.updates, median(times[1:]), evaluation, held / 2**30)
 
-    def first_batch(given: Any) -> float:
+
+def evaluation_seconds(cfg: DictConfig, device: torch.device, data: SequenceData, model: nn.Module) -> float:
+    """The time of all evaluations of a whole run, from that of the first batch of each kind."""
+
+    def of_kind(given: Iterable[Batch], num_batches: int, most: int | None) -> float:
         batch = next(iter(given)).to(device)
         with torch.no_grad(), batch_statistics(model):
-            return seconds(lambda: list(outputs(model.eval(), [batch._replace(carried=False)])))
+            seconds = elapsed(lambda: list(outputs(model.eval(), [batch._replace(carried=False)])), device)
+        return seconds * (num_batches if most is None else min(num_batches, most))
 
-    def limited(total: int, most: int | None) -> int:
-        return total if most is None else min(total, most)
-
-    def one_pass(split: str, batch_size: int, most: int | None) -> float:
-        num_batches = limited(data.num_batches(split, batch_size), most)
-        return num_batches * first_batch(data.batches(split, batch_size))
-
-    budget, count = cfg.budget, passes(cfg, model)
-    total = count["valid"] * one_pass("valid", cfg.batch_size, budget.eval_batches)
-    total += count["test"] * one_pass("test", cfg.batch_size, budget.eval_batches)
-    if count["train"]:
-        total += count["train"] * one_pass("train", cfg.population_batch_size, budget.population_batches)
+    budget, total = cfg.budget, 0.0
+    of_training = cfg.population_batch_size, budget.population_batches
+    for split, count in passes(cfg, model).items():
+        batch_size, most = of_training if split == "train" else (cfg.batch_size, budget.eval_batches)
+        if count:
+            given, num_batches = data.batches(split, batch_size), data.num_batches(split, batch_size)
+            total += count * of_kind(given, num_batches, most)
     for num_batches, extra in data.extra_tests().values():
         # A batch of one sequence has no batch statistics, so time two copies of it, which take about as long.
         pair = (b._replace(inputs=b.inputs.repeat(1, 2), targets=b.targets.repeat(1, 2)) for b in islice(extra, 1))
-        total += limited(num_batches, budget.eval_batches) * first_batch(pair)
-    held = (
-        torch.cuda.max_memory_allocated(device) if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    )
-    return Cost(budget.updates, median(times[1:]), total, held / 2**30)
+        total += of_kind(pair, num_batches, budget.eval_batches)
+    return total
 
 
 def passes(cfg: DictConfig, model: nn.Module) -> dict[str, int]:
@@ -207,7 +199,7 @@ def main() -> None:
 
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
-    report_errors(main, HydraException, OmegaConfBaseException, usage=__doc__)
+    report_errors(main, *MENDABLE, usage=__doc__)
 
 
 if __name__ == "__main__":

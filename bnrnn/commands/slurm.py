@@ -15,9 +15,7 @@ from bnrnn.commands.workers import run_team
 from bnrnn.errors import BnrnnError
 from bnrnn.system.locks import check_locks, holder, is_being_trained, slurm_job
 from bnrnn.training.cells import Cell, expand
-from bnrnn.training.failures import failure
 from bnrnn.training.log import say
-from bnrnn.training.results import FILE
 from bnrnn.training.stop import Stop
 
 SECONDS = 60  # an answer of Slurm that takes longer is none
@@ -123,7 +121,7 @@ class Task:
         with Stop() as stop:  # at its end, submitit's handler of SIGUSR2 queues the task again and exits
             is_free = self._wait_for_predecessor(cells, stop)
             if is_free:
-                statuses = run_team(cells, self.since, self.jobs, stop)
+                statuses = run_team([cells] * self.jobs, self.since, stop)
         if not is_free:
             say(f"queued again: after {self.patience:.0f} seconds, an earlier process of this job still trains")
             signal.raise_signal(signal.SIGUSR2)
@@ -143,16 +141,11 @@ class Task:
             left = [c for c in cells if holder(c.folder).endswith(me) and is_being_trained(c.folder)]
             if not left:
                 break
+            say(f"waiting: {left[0].title} is still trained by {holder(left[0].folder)}, from before a node failed")
             if time.monotonic() > end:
                 return False
-            say(f"waiting: {left[0].title} is still trained by {holder(left[0].folder)}, from before a node failed")
             time.sleep(5)
         return True
-
-
-def is_over(cell: Cell, since: float) -> bool:
-    """Whether a cell is finished, has diverged, or has failed after a time."""
-    return (cell.folder / FILE).exists() or failure(cell.folder, since) is not None
 
 
 def folder_of(cells: list[Cell]) -> Path:

@@ -7,13 +7,13 @@ the command resumes the runs that are not finished. In a terminal, one display s
 run's log.
 """
 
-import os
 import sys
 import time
 
 from bnrnn.commands.arguments import JOBS, read_arguments
 from bnrnn.commands.live import Live
-from bnrnn.commands.workers import MENDABLE, run_team
+from bnrnn.commands.workers import run_team
+from bnrnn.config import MENDABLE
 from bnrnn.errors import report_errors
 from bnrnn.system.files import make_folder
 from bnrnn.training.cells import expand
@@ -34,7 +34,7 @@ def main() -> None:
     make_folder(cells[0].sweep_folder)  # an out_dir that cannot be used is one message too
     with Stop() as stop:
         with Live(cells, since) as live:
-            run_team(cells, since, jobs, stop, look=live.look, is_silent=live.is_shown)
+            run_team([cells] * jobs, since, stop, look=live.look, is_silent=live.is_shown)
         for line in failures_of(cells, since):
             say(line)
         say(summary(cells, since))
@@ -46,7 +46,6 @@ def main() -> None:
 
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
     report_errors(main, *MENDABLE, usage=__doc__)
 
 

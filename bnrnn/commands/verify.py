@@ -12,9 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
+from bnrnn.config import MENDABLE
 from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.report.agreement import CONSISTENT, DIFFERS, ITSELF, NOTHING, Finding, judge_cell
 from bnrnn.report.run import Run, group
@@ -75,7 +73,7 @@ def main() -> None:
 def cli() -> None:
     """Run main. Errors that the user can correct end it with one message and the exit status 2."""
     try:
-        report_errors(main, HydraException, OmegaConfBaseException)
+        report_errors(main, *MENDABLE)
     except SystemExit as ended:
         if not isinstance(ended.code, str):
             raise

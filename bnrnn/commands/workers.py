@@ -1,9 +1,10 @@
 """Workers: processes that train the runs of a list, one after the other, until none is left.
 
-A campaign and the tasks of a Slurm job share this loop. The lock of each run keeps them apart, so any number of workers
-may be at work, and workers can be added at any time.
+Sweeps, campaigns and the tasks of a Slurm job share this loop. The lock of each run keeps them apart, so any number of
+workers may be at work, and workers can be added at any time.
 """
 
+import math
 import os
 import signal
 import sys
@@ -17,9 +18,7 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from types import FrameType
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
+from bnrnn.config import MENDABLE
 from bnrnn.errors import BnrnnError, first_line, lacks_memory, mendable
 from bnrnn.system.locks import Locked, NoLocks, holder, is_being_trained, this_process
 from bnrnn.system.processes import end_with
@@ -31,7 +30,6 @@ from bnrnn.training.provenance import git_commit
 from bnrnn.training.results import FILE
 from bnrnn.training.stop import Interrupted, Stop
 
-MENDABLE = (HydraException, OmegaConfBaseException)
 STOPPED = 128 + signal.SIGTERM  # exit status of a worker that was told to stop
 BROKEN = 75  # exit status of a worker that cannot use the GPU any more; another process may
 PATIENCE = 600.0  # seconds for a worker to save its run after SIGTERM; then it is killed
@@ -148,8 +146,8 @@ def run_worker(cells: list[Cell], since: float, parent: int = 0) -> int:
 
 
 def run_team(
-    cells: list[Cell], since: float, size: int, stop: Stop, look: Callable[[], None] = lambda: None,
-    is_silent: bool = False,
+    lists: list[list[Cell]], since: float, stop: Stop, seconds: float = math.inf,
+    look: Callable[[], None] = lambda: None, is_silent: bool = False,
 ) -> list[int]:  # fmt: skip
     """Run several workers, and return their exit statuses. A signal that `stop` receives stops all of them.
 
@@ -158,24 +156,27 @@ def run_team(
     run counts as failed: one that needs too much memory must not stop the others.
 
     Args:
+        lists: the cells of each worker, in its order.
+        seconds: the time after which the workers are stopped.
         look: called several times a second.
         is_silent: whether the workers print nothing, because a display shows their progress.
     """
     git_commit()  # before the first fork: a later one runs the code that this process has read
     deaths: Counter[Path] = Counter()
-    team = [_fork(cells, since, is_silent) for _ in range(size)]
-    told: float | None = None  # when the workers were told to stop
+    end, told = time.monotonic() + seconds, math.inf  # told: when the workers were told to stop
+    team = [_fork(cells, since, is_silent) for cells in lists]
     while True:
-        if stop.received is not None and told is None:
+        if told == math.inf and (stop.received is not None or time.monotonic() >= end):
             told = time.monotonic()
             for worker in team:
                 worker.terminate()
-        if told is not None and time.monotonic() - told > PATIENCE:
-            for worker in team:
+        for i, (worker, cells) in enumerate(zip(team, lists, strict=True)):
+            if worker.is_alive() and time.monotonic() - told > PATIENCE:
+                say(f"worker {worker.pid} did not stop within {PATIENCE:g} seconds and is killed: its run resumes from "
+                    "its last checkpoint")  # fmt: skip
                 worker.kill()
-        for i, worker in enumerate(team):
-            ended = worker.pid is not None and not worker.is_alive() and was_killed(worker.exitcode)
-            if ended and told is None and may_be_replaced(worker.pid or 0, worker.exitcode or 0, cells, since, deaths):
+                worker.join()
+            elif told == math.inf and not worker.is_alive() and _may_be_replaced(worker, cells, since, deaths):
                 team[i] = _fork(cells, since, is_silent)
         if not any(worker.is_alive() for worker in team):
             return [STOPPED if worker.exitcode == -signal.SIGTERM else worker.exitcode or 0 for worker in team]
@@ -203,14 +204,14 @@ def _fork(cells: list[Cell], since: float, is_silent: bool) -> ForkProcess:
     return worker
 
 
-def was_killed(status: int | None) -> bool:
-    """Whether a process with this exit status was killed, or ended because it could not use the GPU any more."""
-    return status is not None and (status < 0 or status == BROKEN)
+def _may_be_replaced(worker: ForkProcess, cells: list[Cell], since: float, deaths: Counter[Path]) -> bool:
+    """Whether a worker that has ended may be replaced: if it was killed, or its GPU broke, while it trained a run.
 
-
-def may_be_replaced(pid: int, status: int, cells: list[Cell], since: float, deaths: Counter[Path]) -> bool:
-    """Whether a killed worker may be replaced: only if it trained a run, which counts as failed the second time."""
-    name = this_process(pid)
+    The second time, the run counts as failed.
+    """
+    status, name = worker.exitcode or 0, this_process(worker.pid or 0)
+    if status >= 0 and status != BROKEN:
+        return False
     how = "was killed by " + signal.Signals(-status).name if status < 0 else "could not use the GPU"
     may_be = False
     for cell in cells:

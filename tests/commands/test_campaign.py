@@ -3,35 +3,28 @@
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 
 from bnrnn.commands import campaign, workers
-from bnrnn.commands.campaign import Options, in_order, parse, run_campaign
-from bnrnn.commands.status import render
-from bnrnn.commands.workers import work
+from bnrnn.commands.campaign import Options, in_order, parse, render, run_campaign
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
-from bnrnn.system import processes
-from bnrnn.system.locks import LOCK, is_being_trained
+from bnrnn.system.locks import LOCK
 from bnrnn.train import train
 from bnrnn.training.checkpoint import CHECKPOINT
-from bnrnn.training.failures import failure
 from bnrnn.training.log import read_jsonl
 from bnrnn.training.progress import FIELDS, load_entries, load_known, total_updates
 from bnrnn.training.results import Result
 from tests.test_config import EXPERIMENTS
 from tests.test_train import interrupt_at, without_time
 
-BUSY = 900  # seconds that a busy machine may take to start and stop a process
 TINY = ["model.hidden_size=8", "budget.eval_every=20", "budget.eval_batches=1", "budget.population_batches=1",
         "log_every=5"]  # fmt: skip
 
@@ -52,97 +45,12 @@ def cells_of(options: Options) -> list:
     return in_order(load_entries(options.file, options.out_dir), "")
 
 
-@contextmanager
-def started(options: Options) -> Iterator[subprocess.Popen]:
-    """A campaign in a process of its own. At the end of the block, it and its workers are killed, if they still run."""
-    given = [f"{key}={getattr(options, key)}" for key in ("hours", "jobs", "file", "out_dir")]
-    command = [sys.executable, "-m", "bnrnn.commands.campaign", *given]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    workers: set[int] = set()
-    try:
-        yield process
-    finally:
-        with suppress(FileNotFoundError):  # it has ended, and its workers with it
-            workers = set(children(process.pid))
-        for pid in (process.pid, *workers):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
-
-
-def wait_for(condition, process: subprocess.Popen | None = None) -> None:
-    end = time.monotonic() + BUSY
-    while not condition():
-        assert time.monotonic() < end, "it takes far too long, also for a busy machine"
-        assert process is None or process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
-
-
-def children(pid: int) -> list[int]:
-    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def is_alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
-
-
 def hold(folder: Path):
     """An open file that holds the lock of a run, like a process that trains the run."""
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / LOCK).open("w")
     fcntl.flock(file, fcntl.LOCK_EX)
     return file
-
-
-def test_a_worker_trains_in_order_what_is_neither_finished_nor_being_trained(tmp_path, capsys):
-    cells = cells_of(write(tmp_path, entry("model=bn_lstm", seeds="0,1"), entry("model=lstm", seeds="0,1")))
-    train(cells[1].cfg, cells[1].folder, cells[1].overrides)
-    capsys.readouterr()
-    failed = set()
-    with hold(cells[2].folder):
-        work(cells, 0.0, failed)
-    begun = [line for line in capsys.readouterr().out.splitlines() if "from the start" in line]
-    assert [line.split(": ")[0] for line in begun] == [cells[0].title, cells[3].title]
-    assert failed == set() and not (cells[2].folder / "result.json").exists()
-    stored = Result.read(cells[0].folder / "result.json")
-    assert stored.overrides == cells[0].overrides and stored.updates == 5
-
-
-def test_a_worker_takes_the_next_run_if_another_was_faster(tmp_path, monkeypatch):
-    cells = cells_of(write(tmp_path, entry("model=lstm", seeds="0,1")))
-    monkeypatch.setattr(workers, "is_being_trained", lambda folder: len(tried) > 0 and folder == cells[0].folder)
-    tried = []
-    monkeypatch.setattr(workers, "train", lambda *run: tried.append(run[1]) or train(*run))
-    failed = set()
-    with hold(cells[0].folder):
-        work(cells, 0.0, failed)
-    assert tried == [cells[0].folder, cells[1].folder] and failed == set()
-
-
-def test_a_run_that_fails_does_not_stop_the_others_even_if_it_is_a_bug(tmp_path, monkeypatch, capsys):
-    cells = cells_of(write(tmp_path, entry("grad_klip=3"), entry("model=lstm", seeds="0,1")))
-
-    def train_or_fail(cfg, folder, *rest):
-        if folder == cells[2].folder:
-            raise RuntimeError("a bug")
-        return train(cfg, folder, *rest)
-
-    monkeypatch.setattr(workers, "train", train_or_fail)
-    failed, before = set(), time.time() - 1
-    work(cells, before, failed)
-    assert failed == {cell.folder for cell in cells[:3]}
-    assert "grad_klip" in failure(cells[0].folder)
-    assert failure(cells[2].folder) == "RuntimeError: a bug"
-    assert "in train_or_fail" in (cells[2].folder / "run.log").read_text()
-    output = capsys.readouterr()
-    assert "Traceback" in output.err and f"{cells[2].title} failed: RuntimeError: a bug\n" in output.out
-    assert (cells[3].folder / "result.json").exists()
-    work(cells, before, set())
-    assert "failed" not in capsys.readouterr().out, "another worker does not try them again"
-    monkeypatch.setattr(workers, "train", train)
-    work(cells, time.time() + 1, failed := set())
-    assert failed == {cell.folder for cell in cells[:2]} and failure(cells[2].folder) is None, "a later one does"
 
 
 def test_a_folder_may_have_an_apostrophe_in_its_name(tmp_path):
@@ -162,12 +70,11 @@ def test_workers_train_the_entries_of_the_other_lane_last(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_workers_share_the_runs_a_failed_one_is_listed_last_and_the_status_is_1(tmp_path):
+def test_two_workers_share_the_runs_a_failed_one_is_listed_last_and_the_status_is_1(tmp_path, capfd):
     options = write(tmp_path, entry(f"data_dir={tmp_path}", "data=smnist", "model=lstm"), entry(seeds="0"))
     options.jobs = 2
-    with started(options) as process:
-        output, _ = process.communicate(timeout=BUSY)
-    assert process.returncode == 1, output
+    assert run_campaign(options) == 1
+    output = capfd.readouterr().out
     cells = cells_of(options)
     assert all((cell.folder / "result.json").exists() for cell in cells[1:])
     for cell in cells[1:]:
@@ -190,7 +97,7 @@ def test_stopped_when_its_time_is_over_it_resumes_bit_for_bit(tmp_path, monkeypa
         return 1e9 if len(read_jsonl(cell.folder / "metrics.jsonl")) > 3 else 0.0
 
     with monkeypatch.context() as patch:
-        patch.setattr(campaign, "time", SimpleNamespace(sleep=time.sleep, monotonic=now))
+        patch.setattr(workers, "time", SimpleNamespace(sleep=time.sleep, monotonic=now))
         assert run_campaign(stopped) == 0
     output = capfd.readouterr().out
     assert "SIGTERM: saved" in output and f"begun: {cell.title}, " in output and "0 of 1 runs are done" in output
@@ -206,75 +113,22 @@ def test_stopped_when_its_time_is_over_it_resumes_bit_for_bit(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_the_workers_and_is_the_exit_status(tmp_path, monkeypatch, capsys, number):
-    options = write(tmp_path, entry("model=lstm"))
-    options.jobs = 2
-    started = []
+def test_a_signal_stops_the_workers_and_is_the_exit_status(tmp_path, monkeypatch, capfd, number):
+    options = write(tmp_path, entry("model=lstm", seeds="0,1"))
+    options.jobs, parent, first = 2, os.getpid(), cells_of(options)[0]
 
-    def start_worker(given: Options, lane: str) -> subprocess.Popen:
-        started.append(subprocess.Popen(["sleep", "60"]))
-        if lane == "short":
-            os.kill(os.getpid(), number)
-        return started[-1]
+    def train_until_stopped(cfg, folder, *_):
+        with hold(folder):
+            if folder == first.folder:  # once: a second SIGINT interrupts at once
+                os.kill(parent, number)
+            time.sleep(60)
 
-    monkeypatch.setattr(campaign, "_start", start_worker)
+    monkeypatch.setattr(workers, "train", train_until_stopped)
     with pytest.raises(SystemExit) as stopped:
         run_campaign(options)
     assert stopped.value.code == 128 + number
-    assert [w.returncode for w in started] == [-signal.SIGTERM] * 2
-    assert capsys.readouterr().out.endswith("not measured.\n")
-
-
-def test_a_worker_that_does_not_stop_is_killed_after_a_while(tmp_path, monkeypatch, capsys):
-    options, ready = write(tmp_path, entry("model=lstm")), tmp_path / "ready"
-    monkeypatch.setattr(campaign, "PATIENCE", 0.2)
-    deaf = f"trap '' TERM; touch {ready}; while true; do sleep 0.1; done"
-
-    def start_worker(given: Options, lane: str) -> subprocess.Popen:
-        worker = subprocess.Popen(["sh", "-c", deaf])
-        wait_for(ready.exists, worker)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return worker
-
-    monkeypatch.setattr(campaign, "_start", start_worker)
-    with pytest.raises(SystemExit) as stopped:
-        run_campaign(options)
-    output = capsys.readouterr().out
-    assert stopped.value.code == 128 + signal.SIGTERM
-    assert "did not stop within 0.2 seconds and is killed: its run resumes from its last checkpoint" in output
-
-
-def test_a_worker_that_is_killed_in_a_run_is_replaced_and_the_second_time_the_run_has_failed(tmp_path, monkeypatch):
-    options, started = write(tmp_path, entry("model=lstm", seeds="0,1")), []
-    bad, good = cells_of(options)
-
-    def start_worker(given: Options, lane: str) -> subprocess.Popen:
-        code = f"""
-import os, signal
-from pathlib import Path
-from bnrnn.commands import workers
-from bnrnn.commands.campaign import Options, in_order
-from bnrnn.training.progress import load_entries
-from bnrnn.train import train
-from bnrnn.system.locks import locked
-def die(cfg, folder, *rest):
-    if folder.name == {bad.folder.name!r}:
-        folder.mkdir(exist_ok=True, parents=True)
-        with locked(folder):
-            os.kill(os.getpid(), signal.SIGKILL)
-    return train(cfg, folder, *rest)
-workers.train = die
-cells = in_order(load_entries(Path({str(given.file)!r}), Path({str(given.out_dir)!r})), "")
-raise SystemExit(workers.run_worker(cells, {given.since}))
-"""
-        started.append(subprocess.Popen([sys.executable, "-c", code]))
-        return started[-1]
-
-    monkeypatch.setattr(campaign, "_start", start_worker)
-    assert run_campaign(options) == 1
-    assert [worker.returncode for worker in started] == [-signal.SIGKILL, -signal.SIGKILL, 0]
-    assert failure(bad.folder).startswith("its process was killed by SIGKILL, and another ended before")
-    assert Result.read(good.folder / "result.json").status == "finished"
+    output = capfd.readouterr().out
+    assert output.count("SIGTERM: stopped between two updates or runs") >= 1 and output.endswith("not measured.\n")
 
 
 def test_the_device_of_a_campaign_is_that_of_its_runs(tmp_path):
@@ -296,45 +150,19 @@ def test_progress_is_known_without_a_length_and_beside_a_damaged_run(tmp_path, c
     assert "left out: " in capsys.readouterr().err
 
 
+def test_the_gpu_is_not_asked_before_the_workers_are_forked(tmp_path, monkeypatch):
+    """CUDA cannot be used in a process that is forked from one that has used it."""
+    options, asked = write(tmp_path, entry("model=lstm")), []
+    options.device = "cuda"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: asked.append(True))
+    monkeypatch.setattr(workers, "run_worker", lambda *_: len(asked))
+    assert run_campaign(options) == 0 and asked, "the table at the end asks"
+
+
 def test_a_killed_worker_is_reported(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(campaign, "_start", lambda *_: subprocess.Popen(["sh", "-c", "kill -9 $$"]))
+    monkeypatch.setattr(workers, "run_worker", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     assert run_campaign(write(tmp_path, entry("model=lstm"))) == 1
     assert capsys.readouterr().out.endswith("a worker ended with exit status -9: see its message above\n")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: a worker cannot follow a killed parent elsewhere")
-def test_kill_9_of_the_campaign_leaves_no_worker_and_loses_nothing(tmp_path):
-    options = write(tmp_path, entry("model=lstm", updates=100_000))
-    (cell,) = cells_of(options)
-    with started(options) as process:
-        wait_for(lambda: read_jsonl(cell.folder / "metrics.jsonl"), process)
-        (worker,) = children(process.pid)
-        assert os.getpriority(os.PRIO_PROCESS, worker) == 19
-        process.kill()
-        output, _ = process.communicate(timeout=BUSY)  # until the worker, too, has closed the output
-        wait_for(lambda: not is_alive(worker))
-    assert process.returncode == -signal.SIGKILL
-    assert "SIGTERM: saved" in output and (cell.folder / CHECKPOINT).exists()
-    assert not is_being_trained(cell.folder)
-
-
-def test_a_worker_stops_at_once_between_two_runs(tmp_path, monkeypatch):
-    cells = cells_of(write(tmp_path, entry("model=lstm")))
-    monkeypatch.setattr(workers, "train", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(SystemExit, match="SIGTERM: stopped between"):
-        work(cells, 0.0, set())
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_a_worker_whose_parent_has_ended_does_not_begin(tmp_path, monkeypatch, capsys):
-    options = write(tmp_path, entry("model=lstm"))
-    options.parent = 2**30  # which is not os.getppid()
-    monkeypatch.setattr(processes.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
-    monkeypatch.setattr(os, "setpriority", lambda *_: None)
-    monkeypatch.setenv("TQDM_DISABLE", "")  # put back afterwards
-    assert campaign.run_nicely(options) == 128 + signal.SIGTERM
-    assert capsys.readouterr().out.startswith("SIGTERM: stopped")
-    assert not options.out_dir.exists()
 
 
 def test_begun_runs_leave_compressed_checkpoints_for_another_checkout(tmp_path, monkeypatch, capsys):
@@ -409,7 +237,7 @@ def test_the_campaign_of_this_repository_is_well_formed(tmp_path):
             "gobs=2 is not an option of `train`: use hours=..., jobs=..., device=..., file=..., out_dir=...",
         ),
         (["jobs=1"], "hours=... is missing"),
-        (["stats"], "stats is not a command of bnrnn-campaign: use hours=3 jobs=2, status, work or compress"),
+        (["stats"], "stats is not a command of bnrnn-campaign: use hours=3 jobs=2, status or compress"),
         (["status", "hours=1"], "hours=1 is not an option of `status`: use since=..., file=..., out_dir=..."),
         (["status", "since=today"], "since=today is not valid: expected a time, such as since=2026-11-24T09:00"),
     ],
@@ -451,6 +279,16 @@ def test_a_campaign_file_that_is_no_list_is_named(tmp_path):
     (tmp_path / "campaign.yaml").write_text("- [unclosed")
     with pytest.raises(BnrnnError, match="cannot be read"):
         load_entries(tmp_path / "campaign.yaml", tmp_path)
+
+
+def test_training_has_the_lowest_priority(monkeypatch):
+    given = []
+    monkeypatch.setattr(sys, "argv", ["bnrnn-campaign", "hours=1"])
+    monkeypatch.setattr(os, "setpriority", lambda *priority: given.append(priority))
+    monkeypatch.setattr(campaign, "run_campaign", lambda options: given.append(options.hours))
+    with pytest.raises(SystemExit):
+        campaign.cli()
+    assert given == [(os.PRIO_PROCESS, 0, 19), 1.0]
 
 
 def test_an_error_of_the_command_is_one_line_without_a_traceback(monkeypatch):

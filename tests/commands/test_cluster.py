@@ -1,15 +1,12 @@
 """The cluster's command and its tasks, with small programs for Slurm's. test_slurm.py uses a real Slurm."""
 
-import errno
 import io
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -18,17 +15,17 @@ from rich.console import Console
 from bnrnn.commands import cluster, live, slurm, workers
 from bnrnn.commands.cluster import NEVER, describe, launcher_options, render_status, submissions, sweeps, wait
 from bnrnn.commands.slurm import Queued, Task, folder_of, is_preempted, queued
-from bnrnn.commands.workers import run_team
 from bnrnn.config import CONF, ROOT
-from bnrnn.errors import BnrnnError, lacks_memory
+from bnrnn.errors import BnrnnError
 from bnrnn.system import locks as lock
 from bnrnn.system.files import write_json
-from bnrnn.system.locks import NoLocks, check_locks, is_being_trained, locked
+from bnrnn.system.locks import is_being_trained, locked
 from bnrnn.train import train
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.failures import failure, record_failure
 from bnrnn.training.results import Result
-from bnrnn.training.stop import Stop
+from bnrnn.training.states import state_of
+from tests.system.test_locks import mounted
 from tests.test_train import interrupt_at
 
 TINY = ["experiment=quickstart", "budget=smoke", "model=lstm", "model.hidden_size=8", "device=cpu"]
@@ -180,12 +177,6 @@ def test_a_wrong_option_is_refused_before_anything_is_queued(tmp_path, monkeypat
     assert str(ended.value.code).startswith(f"error: {message}") and not list(tmp_path.iterdir())
 
 
-def test_train_says_how_to_submit():
-    command = [sys.executable, "-m", "bnrnn.train", "experiment=quickstart", "hydra/launcher=slurm"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 1 and run.stderr.startswith("error: hydra/launcher=slurm submits workers")
-
-
 def test_the_queue_is_that_of_the_given_jobs(path_of_programs):
     program(path_of_programs, "squeue", SQUEUE)
     assert [task.name for task in queued({"77"})] == ["77_0", "77_1"]
@@ -271,7 +262,7 @@ def test_a_run_that_failed_before_the_submission_is_not_over(tmp_path):
     cell.folder.mkdir(parents=True)
     record_failure(cell.folder, "earlier")
     time_of = (cell.folder / "failed.txt").stat().st_mtime
-    assert slurm.is_over(cell, time_of - 1) and not slurm.is_over(cell, time_of + 1)
+    assert (state_of(cell, time_of - 1), state_of(cell, time_of + 1)) == ("failed", "left")
 
 
 def test_the_status_lists_every_run_of_all_submitted_sweeps(tmp_path, monkeypatch):
@@ -316,99 +307,6 @@ def test_a_damaged_submission_and_one_of_a_removed_experiment_hide_no_others(tmp
     output = capsys.readouterr().out
     assert "b/slurm/1.json is not a submission (expected arguments and since): remove it\n" in output
     assert "experiment=removed is unknown" in output
-
-
-def test_a_killed_worker_is_replaced_and_a_run_that_kills_it_twice_has_failed(tmp_path, monkeypatch, capfd):
-    bad, good = cells = cells_in(tmp_path, "seed=0,1")
-
-    def train_or_die(cfg, folder, *rest):
-        if folder == bad.folder:
-            folder.mkdir(exist_ok=True, parents=True)
-            with locked(folder), (folder / "deaths").open("a") as file:
-                file.write("x")
-                file.flush()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return train(cfg, folder, *rest)
-
-    monkeypatch.setattr(workers, "train", train_or_die)
-    assert run_team(cells, 0.0, 1, Stop()) == [0]
-    assert (bad.folder / "deaths").read_text() == "xx"
-    assert failure(bad.folder) == (
-        "its process was killed by SIGKILL, and another ended before: if memory is short, use a smaller JOBS or "
-        "batch_size"
-    )
-    assert Result.read(good.folder / "result.json").status == "finished"
-    assert capfd.readouterr().out.count("its process was killed by SIGKILL\n") == 2
-
-
-def test_a_worker_whose_gpu_is_broken_ends_and_another_process_trains_on(tmp_path, monkeypatch, capfd):
-    bad, good = cells = cells_in(tmp_path, "seed=0,1")
-
-    def train_or_break(cfg, folder, *rest):
-        if folder == bad.folder:
-            folder.mkdir(exist_ok=True, parents=True)
-            with locked(folder):
-                raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
-        return train(cfg, folder, *rest)
-
-    monkeypatch.setattr(workers, "train", train_or_break)
-    assert workers.run_worker(cells, 0.0) == workers.BROKEN and failure(bad.folder) is None
-    assert not (good.folder / "result.json").exists()
-    assert run_team(cells, 0.0, 1, Stop()) == [0]
-    assert failure(bad.folder).startswith(
-        "its process could not use the GPU, and another ended before: see its run.log"
-    )
-    assert "illegal memory access" in (bad.folder / "run.log").read_text()
-    assert Result.read(good.folder / "result.json").status == "finished"
-    assert "encountered: this process ends, because the GPU can no longer be used in it" in capfd.readouterr().out
-
-
-@pytest.mark.parametrize(("text", "broken", "memory"), [
-    ("CUDA error: an illegal memory access was encountered", True, False),
-    ("Triton Error [CUDA]: an illegal memory access was encountered", True, False),
-    ("CUDA driver error: unknown error", True, False),
-    ("CUDA error: out of memory", False, True),
-    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", False, True),
-    ("CUDA error: no kernel image is available for execution on the device", False, False),
-    ("CUDA out of memory. Tried to allocate 2 GiB", False, True),
-])  # fmt: skip
-def test_errors_that_leave_a_gpu_unusable_are_told_from_a_lack_of_memory(text, broken, memory):
-    assert workers.is_broken(RuntimeError(text)) is broken and lacks_memory(RuntimeError(text)) is memory
-
-
-def test_a_folder_that_cannot_be_read_does_not_end_the_worker(tmp_path, monkeypatch, capfd):
-    bad, good = cells = cells_in(tmp_path, "seed=0,1")
-
-    def look(folder):
-        if folder == bad.folder:
-            raise OSError(errno.ESTALE, "Stale file handle")
-        return is_being_trained(folder)
-
-    monkeypatch.setattr(workers, "is_being_trained", look)
-    assert workers.run_worker(cells, 0.0) == 1
-    assert Result.read(good.folder / "result.json").status == "finished" and not bad.folder.exists()
-    assert capfd.readouterr().out.count("passed over, because its folder cannot be read") == 1
-
-
-def test_a_worker_of_a_team_that_does_not_stop_is_killed_after_a_while(tmp_path, monkeypatch):
-    stop, begun = SimpleNamespace(received=None), tmp_path / "begun"
-
-    def train_deafly(*_):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        begun.touch()
-        time.sleep(900)
-
-    def look():
-        stop.received = signal.SIGTERM if begun.exists() else None
-
-    monkeypatch.setattr(workers, "train", train_deafly)
-    monkeypatch.setattr(workers, "PATIENCE", 0.2)
-    assert run_team(cells_in(tmp_path, "seed=0"), 0.0, 1, stop, look) == [-signal.SIGKILL]
-
-
-def test_a_worker_that_is_killed_between_runs_is_not_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "run_worker", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    assert run_team(cells_in(tmp_path, "seed=0"), 0.0, 2, Stop()) == [-signal.SIGKILL] * 2
 
 
 def test_a_task_whose_node_failed_waits_for_the_process_that_was_left_and_is_queued_again(
@@ -459,38 +357,6 @@ def test_the_options_that_the_documentation_names_are_in_the_file():
         "max_num_timeout",
         "wait_for_lock_s",
     }
-
-
-def mounted(tmp_path: Path, monkeypatch, kind: str, options: str) -> None:
-    """Make the mount table say that a folder is on this kind of file system."""
-    (tmp_path / "mounts").write_text(
-        f"disk / ext4 rw 0 0\nserver:/x {tmp_path} {kind} {options} 0 0\nother /o nfs rw 0 0\n"
-    )
-    monkeypatch.setattr(lock, "MOUNTS", tmp_path / "mounts")
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        (
-            "nfs4",
-            "rw,local_lock=flock",
-            "nfs4, mounted at {} with local_lock=flock: .* Mount it without the option local",
-        ),
-        ("nfs", "rw,nolock", "nfs, mounted at {} with nolock: .* Mount it without the options nolock"),
-        ("lustre", "rw,localflock", "lustre, mounted at {} with localflock: .* Mount it with the option flock"),
-        ("nfs4", "rw,local_lock=none", None),
-        ("lustre", "rw,flock", None),
-        ("ext4", "rw", None),
-    ],
-)
-def test_locks_that_hold_only_within_a_machine_are_named(tmp_path, monkeypatch, kind, options, message):
-    mounted(tmp_path, monkeypatch, kind, options)
-    if message is None:
-        check_locks(tmp_path)
-    else:
-        with pytest.raises(NoLocks, match=message.format(tmp_path)):
-            check_locks(tmp_path)
 
 
 def test_a_file_system_without_locks_stops_a_task_with_one_sentence(tmp_path, monkeypatch, capsys):

@@ -158,13 +158,6 @@ def new_folder() -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def _timed(request):
-    started = time.monotonic()
-    yield
-    print(f"{request.node.name}: {time.monotonic() - started:.0f} seconds")
-
-
 def test_eight_cells_on_two_workers(cluster, tmp_path):
     cells = ["seed=0,1,2,3", "model=lstm,bn_lstm", "budget.updates=20"]
     sweep = Sweep(cluster, tmp_path, *cells, tasks=2, task=["jobs=2"])
@@ -299,10 +292,8 @@ def test_the_same_sweep_submitted_twice(cluster, tmp_path):
 
 def test_a_hundred_cells_of_three_updates(cluster, tmp_path):
     seeds = ",".join(map(str, range(100)))
-    started = time.monotonic()
     sweep = Sweep(cluster, tmp_path, f"seed={seeds}", "budget.updates=3", tasks=2)
     sweep.end(0, "100 of 100 finished$")
-    print(f"100 cells in {time.monotonic() - started:.0f} seconds")
     assert len(list(tmp_path.rglob("slurm/*_log.out"))) == 2
     sweep.check()
 
@@ -322,10 +313,7 @@ def test_a_failed_cell_is_listed_with_its_log_and_the_others_are_finished(cluste
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (
-            ["partition=short", "timeout_min=60"],
-            r"can never start; Slurm's reason is PartitionTimeL",
-        ),
+        (["partition=short", "timeout_min=60"], r"can never start; Slurm's reason is PartitionTimeL"),
         (["partition=nowhere"], r"^error: Slurm refused the job \(sbatch: error: .*[Ii]nvalid partition"),
         (["gpus_per_node=null", "gres=gpu:h999:1"], r"^error: Slurm refused the job \(sbatch: error: .*"),
     ],

@@ -75,14 +75,10 @@ def test_a_stopped_sweep_saves_its_runs_and_resumes_them(arguments, capfd, numbe
     assert all((cell.folder / "checkpoint.pt").exists() for cell in cells)
 
 
-@pytest.mark.parametrize("jobs", ["0", "two", "-1"])
-def test_a_number_of_processes_is_checked(arguments, jobs):
-    arguments("seed=0", jobs=jobs)
-    with pytest.raises(SystemExit, match=rf"^error: jobs={jobs} is not valid: expected the number of runs"):
+def test_a_wrong_option_is_one_message_before_anything_is_trained(arguments):
+    arguments("seed=0", jobs="0")
+    with pytest.raises(SystemExit, match=r"^error: jobs=0 is not valid: expected the number of runs at a time"):
         sweep.cli()
-
-
-def test_a_wrong_option_is_one_message_before_anything_is_trained(arguments, tmp_path):
     arguments("model.layer.gama_init=1")
     with pytest.raises(SystemExit, match=r"gama_init': did you mean model.layer.gamma_init?"):
         sweep.cli()

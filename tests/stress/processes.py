@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from bnrnn.commands.workers import MENDABLE
+from bnrnn.config import MENDABLE
 from bnrnn.errors import mendable
 from tests.helpers import forked
 
