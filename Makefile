@@ -86,7 +86,7 @@ versions: setup  ## test under the lowest and the highest versions of all packag
 	$(VENV)/bin/nox
 
 test-slurm: setup  ## test sweeps on a Slurm cluster that it starts on this machine: as root, half an hour
-	$(PYTHON) -m pytest -q -m slurm tests/commands/test_slurm.py
+	$(PYTHON) -m pytest -q --durations=0 -m slurm tests/commands/test_slurm.py
 
 # The sanitizer's library must be loaded before python's own. Leaks are not looked for: python has some of its own.
 sanitize: setup  ## run the tests of the engines under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -162,8 +162,13 @@ gpu-evidence: $(if $(wildcard wheels),,setup)  ## with a GPU: doctor, benchmarks
 		$(OFFLINE) $(EVIDENCE); \
 	else $(PYTHON) $(EVIDENCE); fi
 
-wheels: setup  ## download into wheels/ what a machine without a package index needs for gpu-evidence (its Python: 3.12)
-	$(PYTHON) scripts/wheels.py wheels $(if $(PYTHON_VERSION),--python $(call quoted,$(PYTHON_VERSION)))
+# For Linux on x86-64. Only antlr4 has no wheel; it is plain Python, so a wheel that is built here fits everywhere.
+wheels: setup  ## download into wheels/ what a machine without a package index needs for gpu-evidence (PYTHON_VERSION=3.12)
+	$(PYTHON) -m pip wheel --quiet --no-deps -c constraints.txt --wheel-dir wheels antlr4-python3-runtime
+	$(PYTHON) -m pip download --quiet -c constraints.txt --dest wheels --find-links wheels --only-binary=:all: \
+		--python-version $(call quoted,$(or $(PYTHON_VERSION),3.12)) --implementation cp \
+		$(foreach glibc,_2_28 _2_27 _2_24 _2_17 2014 1,--platform manylinux$(glibc)_x86_64) \
+		hydra-core omegaconf wandb jaxtyping plotext rich pooch tqdm pyyaml
 
 campaign: setup  ## train the most valuable missing runs (conf/campaign.yaml); defaults HOURS=1 JOBS=1
 	$(PYTHON) -m bnrnn.commands.campaign $(call quoted,hours=$(HOURS)) $(call quoted,jobs=$(JOBS)) \

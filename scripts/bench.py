@@ -3,7 +3,6 @@
 python scripts/bench.py --quick                    ten minutes: short sequences, without memory
 python scripts/bench.py [--device cuda]            sequences of the tasks' lengths, and memory
 python scripts/bench.py --padded                   sequences of different lengths, and nothing else: a minute
-python scripts/bench.py --render results/bench/cpu-quick.json   print the page of a stored benchmark
 """
 
 import argparse
@@ -26,8 +25,8 @@ from bnrnn.bench.rhn import rhn_case
 from bnrnn.bench.speech import speech_case
 from bnrnn.bench.timing import NAIVE, NN_LSTM, Case, Plan, engines, fastest, measure, say, set_precision
 from bnrnn.config import ROOT
-from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.report.bench_page import render, render_file
+from bnrnn.errors import report_errors
+from bnrnn.report.bench_page import render
 from bnrnn.scan import set_backend
 from bnrnn.scan.native.peak import peak
 from bnrnn.system.files import write_record
@@ -121,14 +120,6 @@ def hardware(device: torch.device) -> str:
     return f"{name}{family}, {os.cpu_count()} hardware threads"
 
 
-def chosen(names: str, shapes: dict[str, Shape]) -> dict[str, Shape]:
-    """The shapes of a list such as S1,S4."""
-    unknown = [name for name in names.split(",") if name not in shapes]
-    if unknown:
-        raise BnrnnError(f"--shapes {names}: {', '.join(unknown)} is unknown, use {', '.join(shapes)}")
-    return {name: shapes[name] for name in names.split(",")}
-
-
 def main(argv: list[str] | None = None, shapes: dict[str, Shape] = layers.SHAPES, plan: Plan | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
@@ -138,24 +129,17 @@ def main(argv: list[str] | None = None, shapes: dict[str, Shape] = layers.SHAPES
     )
     parser.add_argument("--peers", action="store_true", help="also time JAX and the compiled naive loop")
     parser.add_argument("--padded", action="store_true", help="only sequences of different lengths: a minute")
-    parser.add_argument("--shapes", metavar="S1,S4", help="time only these, and store in outputs/bench")
-    parser.add_argument("--out-dir", type=Path, metavar="DIR", help="store here instead of results/bench")
-    parser.add_argument("--render", type=Path, metavar="FILE", help="print a stored benchmark, measure nothing")
+    parser.add_argument("--out-dir", type=Path, default=ROOT / "results" / "bench", metavar="DIR", help="store here")
     args = parser.parse_args(argv)
-    if args.render:
-        print(render_file(args.render))
-        return
     device = choose_device(args.device)
-    if args.shapes:
-        shapes = chosen(args.shapes, shapes)
     if args.padded:
         shapes, plan = {}, PADDED
     precision = args.precision or ("tf32" if device.type == "cuda" else "float32")
-    out_dir, result = args.out_dir or ROOT / ("outputs" if args.shapes else "results") / "bench", {}
+    result = {}
     for result in everything(shapes, plan or (QUICK if args.quick else FULL), device, precision, args.peers):
-        write_record(out_dir / f"{result['name']}.partial", result)  # which stays if the rest is stopped
-    write_record(out_dir / f"{result['name']}.json", result)
-    (out_dir / f"{result['name']}.partial").unlink()
+        write_record(args.out_dir / f"{result['name']}.partial", result)  # which stays if the rest is stopped
+    write_record(args.out_dir / f"{result['name']}.json", result)
+    (args.out_dir / f"{result['name']}.partial").unlink()
     print(render(result))
 
 

@@ -76,21 +76,11 @@ def test_a_signal_stops_the_program_that_runs(tmp_path, monkeypatch, number, sta
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("hours=0", "hours=0 is not valid: expected a number of hours above 0"),
-        ("hours=soon", "hours=soon is not valid: expected a number of hours"),
-        ("jobs=0", "jobs=0 is not valid: expected the number of runs at a time"),
-        ("device=tpu", "device=tpu is not valid: expected device=cuda, or device=cpu to rehearse"),
-        ("file=none.yaml", "file=none.yaml is not valid: expected a file that exists"),
-        (
-            "job=2",
-            "job=2 is not an option of scripts/gpu_evidence.py: use hours=..., jobs=..., device=...",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("argument", "message"), [
+    ("device=tpu", "device=tpu is not valid: expected device=cuda, or device=cpu to rehearse"),
+    ("file=none.yaml", "file=none.yaml is not valid: expected a file that exists"),
+    ("job=2", "job=2 is not an option of scripts/gpu_evidence.py: use hours=..., jobs=..., device=..."),
+])  # fmt: skip
 def test_bad_input_is_refused(argument, message):
-    with pytest.raises(BnrnnError) as error:
+    with pytest.raises(BnrnnError, match=message):
         parse([argument])
-    assert message in str(error.value)

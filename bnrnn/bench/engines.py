@@ -1,9 +1,8 @@
 """A short check of all engines on a device: errors against float64, and microseconds a time step."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -58,45 +57,8 @@ def _one_line(error: Exception) -> str:
 
 
 def times(shape: Shape, T: int, device: torch.device) -> str:
-    """The time of a training step, divided by T: the fastest engine, nn.LSTM and, on a GPU, lower bounds."""
+    """The time of a training step, divided by T: the fastest engine, and nn.LSTM."""
     x, dy = draw(shape, T, device)
-    best = fastest(device)
-    runs: dict[str, Callable[[], Any]] = {
-        name: partial(step, name, build(name, shape, T, device), x, dy) for name in (best, NN_LSTM)
-    }
-    if device.type == "cuda":
-        runs |= lower_bounds(shape, T, device)
+    runs = {name: partial(step, name, build(name, shape, T, device), x, dy) for name in (fastest(device), NN_LSTM)}
     medians = {name: 1000 * statistics.median(ms) / T for name, ms in time_in_turn(runs, device, 0.0).items()}
     return ", ".join(f"{name} {value:,.{0 if value >= 100 else 1}f}" for name, value in medians.items())
-
-
-def lower_bounds(shape: Shape, T: int, device: torch.device) -> dict[str, Callable[[], Any]]:
-    """CUDA graphs of what no engine can avoid: the products with W_hh, forward and backward, and launching kernels."""
-    h = torch.randn(shape.B, shape.H, device=device)
-    gates = torch.randn(shape.B, 4 * shape.H, device=device)
-    weight, one = torch.randn(4 * shape.H, shape.H, device=device), torch.zeros(1, device=device)
-    forward, backward = torch.empty_like(gates), torch.empty_like(h)
-
-    def products() -> None:
-        for _ in range(shape.num_layers * T):
-            torch.mm(h, weight.t(), out=forward)
-            torch.mm(gates, weight, out=backward)
-
-    def launches() -> None:
-        for _ in range(2 * shape.num_layers * T):
-            one.add_(1)
-
-    return {"products alone": _graph(products), "empty kernels": _graph(launches)}
-
-
-def _graph(work: Callable[[], None]) -> Callable[[], None]:
-    """A CUDA graph of the work, ready to be replayed."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay

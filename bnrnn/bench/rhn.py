@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from bnrnn.bench.layers import step
 from bnrnn.bench.timing import NAIVE, Case, engines, fastest
 from bnrnn.layers.bn_rhn import BNRHN
-from bnrnn.scan import set_backend
 
 T, B, H, D = 20, 64, 512, 3
 TARGETS = {"cpu": 1 / 2.2, "cuda": 1 / 20}  # target ratios to the time of the naive loop
@@ -23,8 +23,9 @@ class NaiveBNRHN(nn.Module):
         super().__init__()
         assert layer.bn_x is not None and layer.bn_s is not None and layer.bn_s.beta is not None
         self.layer = layer
+        zeros, ones = layer.bias.new_zeros, layer.bias.new_ones
         sizes = [layer.bn_x.gamma.numel(), *[layer.hidden_size] * layer.depth]
-        self.running = [[(torch.zeros(n), torch.ones(n)) for _ in range(layer.bn_x.t_max)] for n in sizes]
+        self.running = [[(zeros(n), ones(n)) for _ in range(layer.bn_x.t_max)] for n in sizes]
 
     def forward(self, x: Float[Tensor, "T B I"]) -> tuple[Float[Tensor, "T B H"], Any]:
         layer, of_x, of_s = self.layer, self.layer.bn_x, self.layer.bn_s
@@ -32,28 +33,14 @@ class NaiveBNRHN(nn.Module):
         s, ys = x.new_zeros(x.shape[1], layer.hidden_size), []
         gammas, betas = (v.view(layer.depth, -1) for v in (of_s.gamma, of_s.beta))
         for t, x_t in enumerate(x):
-            mean, var = self._at(0, t, x.device)
-            u = F.batch_norm(x_t @ layer.weight_ih.T, mean, var, of_x.gamma, None, True, eps=of_x.eps)
+            u = F.batch_norm(x_t @ layer.weight_ih.T, *self.running[0][t], of_x.gamma, None, True, eps=of_x.eps)
             for d in range(layer.depth):
-                mean, var = self._at(1 + d, t, x.device)
-                v = F.batch_norm(s, mean, var, gammas[d], betas[d], True, eps=of_s.eps)
+                v = F.batch_norm(s, *self.running[1 + d][t], gammas[d], betas[d], True, eps=of_s.eps)
                 a = v @ layer.weight_hh[d].T + layer.bias[d] + (u if d == 0 else 0.0)
                 h, transform, carry = a.chunk(3, dim=1)
                 s = h.tanh() * transform.sigmoid() + s * carry.sigmoid()
             ys.append(s)
         return torch.stack(ys), None
-
-    def _at(self, which: int, t: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        mean, var = self.running[which][t]
-        self.running[which][t] = mean.to(device), var.to(device)
-        return self.running[which][t]
-
-
-def step(name: str, model: nn.Module, x: Tensor, dy: Tensor, wanted: list[Tensor]) -> tuple[Tensor, ...]:
-    """One forward and backward pass."""
-    if name != NAIVE:
-        set_backend(name)
-    return torch.autograd.grad(model(x)[0], wanted, dy)
 
 
 def rhn_case(device: torch.device) -> Case:
@@ -61,9 +48,8 @@ def rhn_case(device: torch.device) -> Case:
     torch.manual_seed(0)
     layer = BNRHN(H, H, T, depth=D).to(device)
     x, dy = torch.randn(T, B, H, device=device, requires_grad=True), torch.randn(T, B, H, device=device)
-    wanted = [*layer.parameters(), x]
     models = {NAIVE: NaiveBNRHN(layer), **dict.fromkeys(engines(device), layer)}
-    runs = {name: partial(step, name, model, x, dy, wanted) for name, model in models.items()}
+    runs = {name: partial(step, name, model, x, dy) for name, model in models.items()}
     name = f"BN-RHN, T {T}, B {B}, I and H {H}, depth {D}"
     gflop = 2 * T * B * 3 * H * (3 * H + 3 * D * H) / 1e9
     return Case("Recurrent highway networks", name, runs, NAIVE, {fastest(device): TARGETS[device.type]}, gflop)

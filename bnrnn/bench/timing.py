@@ -85,20 +85,24 @@ def fastest(device: torch.device) -> str:
     return backend(device, torch.float32)
 
 
+def elapsed(run: Callable[[], Any], device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
+    """The seconds of a call, with all that it starts on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = clock()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - start
+
+
 def time_in_turn(runs: dict[str, Callable[[], Any]], device: torch.device, seconds: float) -> dict[str, list[float]]:
     """The milliseconds of every variant. After a warm-up, variants are timed in turn: load then affects all equally."""
-    cuda = device.type == "cuda"
     # CPU time excludes other processes. For several threads it would be their sum, so wall-clock time is used.
-    clock = time.process_time if not cuda and torch.get_num_threads() == 1 else time.perf_counter
+    clock = time.process_time if device.type != "cuda" and torch.get_num_threads() == 1 else time.perf_counter
 
     def milliseconds(run: Callable[[], Any]) -> float:
-        if cuda:
-            torch.cuda.synchronize(device)
-        start = clock()
-        run()
-        if cuda:
-            torch.cuda.synchronize(device)
-        return round(1000 * (clock() - start), 4)
+        return round(1000 * elapsed(run, device, clock), 4)
 
     for run in runs.values():
         milliseconds(run)
