@@ -14,12 +14,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from bnrnn.config import CONF, checking_files, compose_config, without_labels
+from bnrnn.config import CONF, MENDABLE, checking_files, compose_config, without_labels
 from bnrnn.errors import BnrnnError, mendable, report_errors
 from bnrnn.metrics import has_java
-from bnrnn.system.files import make_folder, reading, remove_empty
+from bnrnn.system.files import make_folder, reading
 from bnrnn.system.locks import LOCK, locked
 from bnrnn.training import checkpoint, mirror
 from bnrnn.training.build import build, environment_of, optimizer_of
@@ -39,12 +38,7 @@ from bnrnn.training.state import TrainState
 from bnrnn.training.stop import Interrupted, Stop
 
 
-def train(
-    cfg: DictConfig,
-    run_dir: Path,
-    overrides: dict[str, str] | None = None,
-    title: str = "",
-) -> Result:
+def train(cfg: DictConfig, run_dir: Path, overrides: dict[str, str] | None = None, title: str = "") -> Result:
     """Train one cell in `run_dir`, resume it from its checkpoint, or return the result if it is finished.
 
     Raises BnrnnError for bad input, Locked if another process is training the cell, and Interrupted
@@ -198,7 +192,7 @@ def main(cfg: DictConfig) -> None:
         train(without_labels(cfg), run_dir, overrides, title)
     except Exception as error:
         if title:  # hydra reports only the first error of a sweep, at its end
-            say(f"failed: {mendable(error, HydraException, OmegaConfBaseException) or error}", title)
+            say(f"failed: {mendable(error, *MENDABLE) or error}", title)
         _leave_nothing(run_dir, Path(cfg.out_dir).absolute())
         raise
 
@@ -209,14 +203,17 @@ def _leave_nothing(run_dir: Path, out_dir: Path) -> None:
         if os.listdir(run_dir) == [LOCK]:
             with locked(run_dir):
                 remove(run_dir / LOCK)
-        remove_empty(run_dir, out_dir)
+        for folder in (run_dir, *run_dir.parents):  # and its parents up to out_dir, as far as they are empty
+            folder.rmdir()
+            if folder == out_dir:
+                break
 
 
 def cli() -> None:
     """Run main. Print errors that the user can correct as one message."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # makes hydra pass exceptions on unchanged
     try:
-        report_errors(_run, HydraException, OmegaConfBaseException)
+        report_errors(_run, *MENDABLE)
     except Interrupted as stopped:
         print(stopped, file=sys.stderr)
         sys.exit(stopped.status)

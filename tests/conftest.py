@@ -14,8 +14,9 @@ from tests.helpers import without_shape_checks
 
 # Tests of whole runs repeat the same calls thousands of times, which would take twice as long with annotated shapes
 # checked. The tests of layers, models and data check them.
-WHOLE_RUNS = ("tests/training/", "tests/commands/", "tests/stress/", "tests/test_train.py", "tests/test_bench.py",
-              "tests/test_examples.py", "tests/test_running.py", "tests/test_faults.py")  # fmt: skip
+WHOLE_RUNS = ("tests/training/", "tests/commands/", "tests/stress/", "tests/test_train", "tests/test_resume.py",
+              "tests/test_identity.py", "tests/test_bench.py", "tests/test_examples.py", "tests/test_running.py",
+              "tests/test_faults.py")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import tarfile
 import time
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,24 +56,24 @@ def measured(read: Callable[[], object], output: Path) -> tuple[str, int, float]
     return text, int(re.search(r"peak (-?\d+)", text)[1]), seconds
 
 
-def unpacking(size: int) -> bytes:
+def unpacking(path: Path, size: int = 4 * GIGABYTE) -> None:
     """A file of gzip, of a thousandth of the size, that unpacks to zeros."""
-    return gzip.compress(bytes(PIECE), 6) * (size // PIECE)
+    path.write_bytes(gzip.compress(bytes(PIECE), 6) * (size // PIECE))
 
 
-def zipped(path: Path, name: str, size: int, before: bytes = b"") -> None:
+def zipped(path: Path, name: str = "features.npy") -> None:
     """A zip archive with a file that unpacks to zeros."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(name, "w", force_zip64=True) as file:
-        file.write(before)
-        for _ in range(size // PIECE):
+        for _ in range(2 * GIGABYTE // PIECE):
             file.write(bytes(PIECE))
 
 
-def sparse(path: Path, size: int, content: bytes = b"") -> None:
-    """A file of which only the beginning is on the disk."""
+def sparse(path: Path, content: bytes = b"", end: bytes = b"") -> None:
+    """A file of which only the beginning and the end are on the disk."""
     with path.open("wb") as file:
         file.write(content)
-        file.truncate(size)
+        file.seek(3 * GIGABYTE)
+        file.write(end or b"\0")
 
 
 def member(name: str, size: int) -> bytes:
@@ -82,106 +83,70 @@ def member(name: str, size: int) -> bytes:
     return info.tobuf()
 
 
-def make(folder: Path, name: str) -> Callable[[], object]:
-    """A folder with one bomb, and what reads it."""
-    path = folder / name.partition(": ")[2]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = str(folder)
-    match name.partition(": ")[0]:
-        case "compressed checkpoint":
-            path.write_bytes(unpacking(4 * GIGABYTE))
-            return lambda: checkpoint.load(folder / CHECKPOINT)
-        case "deflated checkpoint":
-            content = io.BytesIO()
-            torch.save({"model": {"w": torch.zeros(4)}, "config": {}}, content)
-            with zipfile.ZipFile(content) as good:
-                zipped(path, "archive/data/0", 2 * GIGABYTE)
-                with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
-                    for item in good.infolist():
-                        if not item.filename.endswith("data/0"):
-                            archive.writestr(item.filename, good.read(item))
-            return lambda: checkpoint.load(path)
-        case "sparse checkpoint":
-            sparse(path, 3 * GIGABYTE)
-            return lambda: checkpoint.load(path)
-        case "sealed checkpoint":
-            sparse(path, 2 * GIGABYTE)
-            with path.open("ab") as file:
-                file.write(b"bnrnn 1 sha256 " + b"0" * 64)
-            return lambda: checkpoint.load(path)
-        case "result" | "metrics":
-            sparse(path, 3 * GIGABYTE)
-            return lambda: Result.read(path) if path.name == FILE else read_jsonl(path)
-        case "babi":
-            path.write_bytes(unpacking(4 * GIGABYTE))
-            return lambda: BAbI(data, 1)
-        case "long babi":
-            path.write_bytes(gzip.compress(member("en/qa1_a_train.txt", PIECE) + b"\n" * PIECE))
-            return lambda: BAbI(data, 1)
-        case "ieer":
-            zipped(path, "ieer/APW_19980314", 2 * GIGABYTE)
-            return lambda: IEERCloze(data)
-        case "timit":
-            path.write_bytes(unpacking(4 * GIGABYTE))
-            return lambda: TimitSample(data)
-        case "members":
-            path.write_bytes(gzip.compress(member("a", 0) * 500_000, 1))
-            return lambda: TimitSample(data)
-        case "mnist":
-            path.write_bytes(unpacking(4 * GIGABYTE))
-            return lambda: SequentialMNIST(data)
-        case "ptb":
-            sparse(path, 3 * GIGABYTE)
-            return lambda: PTBChar(data)
-        case "text8":
-            path.write_bytes(unpacking(4 * GIGABYTE))
-            return lambda: Text8(data, prefix=True)
-        case "zipped text8":
-            zipped(path, "text8", 2 * GIGABYTE)
-            return lambda: Text8(data)
-        case "features":
-            (folder / "flickr8k/captions.txt").write_text("a,b\n")
-            zipped(path, "features.npy", 2 * GIGABYTE)
-            return lambda: Flickr8k(data)
-        case "features of COCO":
-            zipped(path, "features.npy", 2 * GIGABYTE)
-            return lambda: CocoMini(data)
-        case "annotations":
-            path.write_bytes(b'{"images": [' + b"0," * (2 * PIECE) + b'0], "annotations": []}')
-            return lambda: load_annotations(path)
-        case "dense annotations":
-            path.write_bytes(b"[" + b"[],[],{},[]," * 8_000_000 + b"0]")
-            return lambda: load_annotations(path)
-        case "captions":
-            sparse(path, 3 * GIGABYTE, b"image,caption\n")
-            return lambda: load_captions(path)
-        case "images":
-            sparse(path, 3 * GIGABYTE, member("a.jpg", 2 * GIGABYTE))
-            return lambda: thumbnails(["a.jpg"], path.parent)
-        case "alignments":
-            path.write_bytes(gzip.compress(b"a " + b"1 " * (PIECE // 2) + b"\n", 1))
-            return lambda: load_alignments(folder)
-    raise AssertionError(name)
+def deflated_checkpoint(path: Path) -> None:
+    """A file of torch whose only tensor unpacks to zeros."""
+    content = io.BytesIO()
+    torch.save({"model": {"w": torch.zeros(4)}, "config": {}}, content)
+    zipped(path, "archive/data/0")
+    with zipfile.ZipFile(content) as good, zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        for item in good.infolist():
+            if not item.filename.endswith("data/0"):
+                archive.writestr(item.filename, good.read(item))
 
 
-BOMBS = [
-    f"compressed checkpoint: {CHECKPOINT}.gz", f"deflated checkpoint: {checkpoint.MODEL}",
-    f"sparse checkpoint: {CHECKPOINT}", f"sealed checkpoint: {CHECKPOINT}", f"result: {FILE}", f"metrics: {METRICS}",
-    "babi: babi/tasks.tar.gz", "long babi: babi/tasks.tar.gz", "ieer: ieer/ieer.zip", "timit: speech/timit.tar.gz",
-    "members: speech/timit.tar.gz", "mnist: mnist/train-images-idx3-ubyte.gz", "ptb: ptb/ptb.train.txt",
-    "text8: text8/text8-prefix.gz", "zipped text8: text8/text8.zip", "features: flickr8k/features.npz",
-    "features of COCO: coco/features.npz", "captions: captions.txt", "images: flickr8k/images.tar",
-    "alignments: ali.gz", "annotations: captions.json", "dense annotations: captions.json",
-]  # fmt: skip
+def flickr8k(path: Path) -> None:
+    path.with_name("captions.txt").write_text("a,b\n")
+    zipped(path)
+
+
+def annotations(path: Path) -> None:
+    path.write_bytes(b'{"images": [' + b"0," * (2 * PIECE) + b'0], "annotations": []}')
+
+
+BABI, TIMIT, TEXT8 = "babi/tasks.tar.gz", "speech/timit.tar.gz", "text8/text8-prefix.gz"
+QUESTIONS = member("en/qa1_a_train.txt", PIECE) + b"\n" * PIECE
+SEAL = b"bnrnn 1 sha256 " + b"0" * 64
+# The path of a bomb, what makes it, and what reads it from that path or from the folder of the data.
+BOMBS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path, str], object]]] = {
+    "compressed checkpoint": (f"{CHECKPOINT}.gz", unpacking, lambda path, data: checkpoint.load(path.with_suffix(""))),
+    "deflated checkpoint": (checkpoint.MODEL, deflated_checkpoint, lambda path, data: checkpoint.load(path)),
+    "sparse checkpoint": (CHECKPOINT, sparse, lambda path, data: checkpoint.load(path)),
+    "sealed checkpoint": (CHECKPOINT, partial(sparse, end=SEAL), lambda path, data: checkpoint.load(path)),
+    "result": (FILE, sparse, lambda path, data: Result.read(path)),
+    "metrics": (METRICS, sparse, lambda path, data: read_jsonl(path)),
+    "babi": (BABI, unpacking, lambda path, data: BAbI(data, 1)),
+    "long babi": (BABI, lambda path: path.write_bytes(gzip.compress(QUESTIONS)), lambda path, data: BAbI(data, 1)),
+    "ieer": ("ieer/ieer.zip", partial(zipped, name="ieer/APW_19980314"), lambda path, data: IEERCloze(data)),
+    "timit": (TIMIT, unpacking, lambda path, data: TimitSample(data)),
+    "members": (TIMIT, lambda path: path.write_bytes(gzip.compress(member("a", 0) * 500_000, 1)),
+                lambda path, data: TimitSample(data)),
+    "mnist": ("mnist/train-images-idx3-ubyte.gz", unpacking, lambda path, data: SequentialMNIST(data)),
+    "ptb": ("ptb/ptb.train.txt", sparse, lambda path, data: PTBChar(data)),
+    "text8": (TEXT8, unpacking, lambda path, data: Text8(data, prefix=True)),
+    "zipped text8": ("text8/text8.zip", partial(zipped, name="text8"), lambda path, data: Text8(data)),
+    "features": ("flickr8k/features.npz", flickr8k, lambda path, data: Flickr8k(data)),
+    "features of COCO": ("coco/features.npz", zipped, lambda path, data: CocoMini(data)),
+    "captions": ("captions.txt", partial(sparse, content=b"image,caption\n"), lambda path, data: load_captions(path)),
+    "images": ("flickr8k/images.tar", partial(sparse, content=member("a.jpg", 2 * GIGABYTE)),
+               lambda path, data: thumbnails(["a.jpg"], path.parent)),
+    "alignments": ("ali.gz", lambda path: path.write_bytes(gzip.compress(b"a " + b"1 " * (PIECE // 2) + b"\n", 1)),
+                   lambda path, data: load_alignments(path.parent)),
+    "annotations": ("captions.json", annotations, lambda path, data: load_annotations(path)),
+    "dense annotations": ("captions.json", lambda path: path.write_bytes(b"[" + b"[],[],{},[]," * 8_000_000 + b"0]"),
+                          lambda path, data: load_annotations(path)),
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_file_that_stands_for_gigabytes_is_one_message_with_little_memory(tmp_path, name):
-    read = make(tmp_path, name)
-    text, peak, seconds = measured(read, tmp_path / "output.txt")
+    file, make, read = BOMBS[name]
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    make(path)
+    text, peak, seconds = measured(lambda: read(path, str(tmp_path)), tmp_path / "output.txt")
     lines = [line for line in text.splitlines() if not line.startswith("peak ")]
-    assert len(lines) == 1 and Path(name.partition(": ")[2]).name in lines[0], text
+    assert len(lines) == 1 and path.name in lines[0], text
     assert peak < GIGABYTE, f"{peak / GIGABYTE:.1f} GB"
     assert seconds < 20, f"{seconds:.0f} seconds"
     print(f"{name}: {peak >> 20} MB, {seconds:.1f} s")

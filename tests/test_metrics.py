@@ -1,10 +1,13 @@
+"""The table of metrics, scores of logits, and Java, which scores captions."""
+
 import math
+import os
 
 import pytest
 import torch
 
 from bnrnn.inputs import IGNORE
-from bnrnn.metrics import Scores, axis_title, cross_entropy, from_loss, metric_of, sign
+from bnrnn.metrics import Scores, axis_title, cross_entropy, from_loss, has_java, metric_of, sign
 
 
 def test_only_scored_steps_count():
@@ -32,3 +35,13 @@ def test_the_table_of_metrics_knows_what_is_measured_however_it_was():
     assert axis_title("train/loss") == "training cross-entropy in nats"
     assert axis_title("valid/bpc") == "validation bits per character (batch statistics)"
     assert axis_title("seconds") == "seconds"
+
+
+def test_java_that_is_installed_but_does_not_start_does_not_count(tmp_path, monkeypatch):
+    for status in (1, 0):
+        (tmp_path / "java").write_text(f"#!/bin/sh\nexit {status}\n")
+        (tmp_path / "java").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        has_java.cache_clear()
+        assert has_java() is (status == 0)
+    has_java.cache_clear()

@@ -116,13 +116,7 @@ def test_readme_stays_short_and_shows_the_main_claims():
 def test_there_is_something_to_check():
     assert len(COMMANDS) > 50
     assert len(PATHS) > 50
-    for part in (
-        "make reproduce-",
-        "bnrnn.train",
-        "bnrnn-prepare",
-        "bnrnn-campaign",
-        "scripts/caption.py",
-    ):
+    for part in ("make reproduce-", "bnrnn.train", "bnrnn-prepare", "bnrnn-campaign", "scripts/caption.py"):
         assert any(part in command for command in COMMANDS), part
 
 

@@ -24,7 +24,6 @@ OLD = 3600  # seconds after which an unfinished file is one of a process that wa
 MOST = 1 << 28  # bytes that are read into memory at most, also from a compressed file
 MOST_JSON, MOST_VALUES = 100_000_000, 1 << 22  # of a JSON file; COCO's largest has 92 MB and 3.5 million values
 MOST_MEMBERS = 100_000  # of a tar archive
-
 CHUNK = 1 << 24
 SUMS = "SHA256SUMS"
 
@@ -104,12 +103,8 @@ def check_listed(path: Path) -> None:
             raise ValueError(f"it does not have its checksum in {SUMS}")
 
 
-def read_bytes(path: Path, remedy: str, what: str = "", most: int | None = None) -> bytes:
-    """The content of a file; a file with the ending .gz is decompressed. Raises BnrnnError, also above `most` bytes.
-
-    Args:
-        most: the limit of this kind of file; None is MOST.
-    """
+def read_bytes(path: Path, remedy: str, what: str = "", most: int = MOST) -> bytes:
+    """The content of a file; a file with the ending .gz is decompressed. Raises BnrnnError, also above `most` bytes."""
     with reading(path, remedy, what):
         check_listed(path)
         with opened(path) as file:
@@ -121,9 +116,8 @@ def opened(path: Path) -> Any:
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
-def read_at_most(file: Any, most: int | None = None) -> bytes:
+def read_at_most(file: Any, most: int = MOST) -> bytes:
     """All bytes of an open file. Raises ValueError, before it fills the memory, if there are more than `most`."""
-    most = MOST if most is None else most
     content = io.BytesIO()
     while chunk := file.read(CHUNK):
         content.write(chunk)
@@ -147,15 +141,14 @@ def read_json(path: Path, remedy: str, what: str = "") -> Any:
         return json.loads(content)
 
 
-def tar_members(path: Path, wanted: Callable[[str], Any], most: int | None = None) -> dict[str, bytes]:
+def tar_members(path: Path, wanted: Callable[[str], Any], most: int = MOST) -> dict[str, bytes]:
     """The regular files of a tar archive whose names are wanted. Links and devices in it are never followed or opened.
 
     The whole archive is read, so that the checksum at the end of a .gz is verified. Raises ValueError if a wanted name
-    is no regular file, if the files have more than `most` bytes in all (None: MOST), for more than MOST bytes in a .gz,
-    and for more than MOST_MEMBERS members.
+    is no regular file, if the files have more than `most` bytes in all, for more than MOST bytes in a .gz, and for more
+    than MOST_MEMBERS members.
     """
     check_listed(path)
-    most = MOST if most is None else most
     found: dict[str, bytes] = {}
     total = 0
     with _decompressed(path) as content, tarfile.open(fileobj=content, mode="r:") as archive:
@@ -185,13 +178,12 @@ def _decompressed(path: Path) -> Any:
         return io.BytesIO(read_at_most(file))
 
 
-def zip_members(path: Path, wanted: Callable[[str], Any], most: int | None = None) -> dict[str, bytes]:
+def zip_members(path: Path, wanted: Callable[[str], Any], most: int = MOST) -> dict[str, bytes]:
     """The files of a zip archive whose names are wanted, checksums verified.
 
-    Raises ValueError if they have more than `most` bytes in all (None: MOST).
+    Raises ValueError if they have more than `most` bytes in all.
     """
     check_listed(path)
-    most = MOST if most is None else most
     with whole_zip(path) as archive:
         members = [member for member in archive.infolist() if wanted(member.filename)]
         if sum(member.file_size for member in members) > most:
@@ -214,15 +206,6 @@ def make_folder(path: Path) -> None:
     """Make a folder and its parents. Raises BnrnnError with its path if that is impossible."""
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-
-
-def remove_empty(folder: Path, top: Path) -> None:
-    """Remove a folder if it is empty, then its empty parents up to `top`."""
-    with suppress(OSError):
-        for path in (folder, *folder.parents):
-            path.rmdir()
-            if path == top:
-                return
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +34,27 @@ def test_the_lock_says_who_holds_it_and_a_file_system_without_locks_is_named(tmp
     for use in (lambda: lock.locked(tmp_path).__enter__(), lambda: lock.is_being_trained(tmp_path)):
         with pytest.raises(BnrnnError, match=r"run.lock cannot be locked \(No locks available\): the file system"):
             use()
+
+
+def mounted(tmp_path: Path, monkeypatch, kind: str, options: str) -> None:
+    """Make the mount table say that a folder is on this kind of file system."""
+    lines = ("disk / ext4 rw 0 0", f"server:/x {tmp_path} {kind} {options} 0 0", "other /o nfs rw 0 0")
+    (tmp_path / "mounts").write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.setattr(lock, "MOUNTS", tmp_path / "mounts")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "wrong", "remedy"),
+    [
+        ("nfs4", "rw,local_lock=flock", "local_lock=flock", "without the option local_lock"),
+        ("nfs", "rw,nolock", "nolock", "without the options nolock and local_lock"),
+        ("lustre", "rw,localflock", "localflock", "with the option flock"),
+    ],
+)
+def test_locks_that_hold_only_within_a_machine_are_named(tmp_path, monkeypatch, kind, options, wrong, remedy):
+    mounted(tmp_path, monkeypatch, kind, options)
+    with pytest.raises(lock.NoLocks, match=f"{kind}, mounted at {tmp_path} with {wrong}: .* Mount it {remedy}"):
+        lock.check_locks(tmp_path)
+    for kind, options in (("nfs4", "rw,local_lock=none"), ("lustre", "rw,flock"), ("ext4", "rw")):
+        mounted(tmp_path, monkeypatch, kind, options)
+        lock.check_locks(tmp_path)

@@ -9,8 +9,7 @@ from omegaconf import OmegaConf
 from bnrnn.config import compose_config
 from bnrnn.data.digits import Digits
 from bnrnn.errors import BnrnnError
-from bnrnn.system.files import remove_empty
-from bnrnn.train import cli
+from bnrnn.train import _leave_nothing, cli
 from bnrnn.training.device import choose_device
 from bnrnn.training.options import check_options, naming_nearest_key, options_with
 from bnrnn.training.search import apply_trial
@@ -165,7 +164,7 @@ def test_a_refused_configuration_leaves_nothing_on_the_disk(tmp_path, monkeypatc
 def test_folders_that_are_not_empty_stay(tmp_path):
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
     (tmp_path / "a" / "kept").touch()
-    remove_empty(tmp_path / "a" / "b" / "c", tmp_path / "a")
+    _leave_nothing(tmp_path / "a" / "b" / "c", tmp_path / "a")
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["kept"]
 
 
