@@ -1,8 +1,10 @@
 """Captioned images: the contents of batches, and the files from which they are read."""
 
 import csv
+import io
 import json
 import os
+import zipfile
 
 import numpy as np
 import pytest
@@ -79,6 +81,19 @@ def write_features(path, names, features=None):
     np.savez(path, file_name=np.array(names), features=features)
 
 
+def claim(path, rows: int) -> None:
+    """Write features whose header claims so many rows, without the rows."""
+    content = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (rows, 4)}
+    np.lib.format.write_array_header_1_0(content, header)
+    write_features(path, ["0.jpg"])
+    with zipfile.ZipFile(path) as archive:
+        names = archive.read("file_name.npy")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("file_name.npy", names)
+        archive.writestr("features.npy", content.getvalue())
+
+
 def test_flickr8k_is_divided_by_image_whatever_the_order_of_the_file(flickr):
     data = Flickr8k(str(flickr), least_count=1)
     assert {s: len(images) for s, images in data.images.items()} == {"train": 16, "valid": 2, "test": 2}
@@ -115,6 +130,12 @@ def test_flickr8k_is_divided_by_image_whatever_the_order_of_the_file(flickr):
         ),
         (lambda f: (f / "features.npz").write_bytes(b"PK no"), r"features.npz is not a feature file"),
         (lambda f: np.savez(f / "features.npz", x=np.zeros(3)), r"features.npz is not a feature file .*file_name"),
+        (
+            lambda f: write_features(f / "features.npz", ["0.jpg"], np.array([["a"]])),
+            r"features.npz is not a feature file \(names are <U5, features <U1\)",
+        ),
+        (lambda f: claim(f / "features.npz", 1 << 28), r"features.npz is not a feature file"),
+        (lambda f: claim(f / "features.npz", 1 << 50), r"features.npz is not a feature file"),
         (
             lambda f: (f / "captions_20.txt").write_text("image,caption\n0.jpg,\n"),
             r"captions_20.txt, line 2: expected image,caption, found '0.jpg,'",
