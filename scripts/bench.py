@@ -18,12 +18,12 @@ import torch
 from bnrnn.bench import layers
 from bnrnn.bench.inference import inference_cases
 from bnrnn.bench.layers import CLEAR_REFS, Shape, in_fresh_process, memory_growth, relative_errors
-from bnrnn.bench.padded import LENGTHS, padded_cases
+from bnrnn.bench.padded import padded_cases
 from bnrnn.bench.peers import peer_cases
 from bnrnn.bench.readers import reader_cases
 from bnrnn.bench.rhn import rhn_case
 from bnrnn.bench.speech import speech_case
-from bnrnn.bench.timing import NAIVE, NN_LSTM, Case, Plan, engines, fastest, measure, say, set_precision
+from bnrnn.bench.timing import LENGTHS, NAIVE, NN_LSTM, Case, Plan, engines, fastest, measure, say, set_precision
 from bnrnn.config import ROOT
 from bnrnn.errors import report_errors
 from bnrnn.report.bench_page import render

@@ -150,14 +150,19 @@ def test_a_claim_links_to_its_page_and_to_its_runs(page):
     assert page.locator("h1", has_text="C2").count() == 1
 
 
+def in_plot(page, expression: str):
+    """The value of an expression in JavaScript that begins with the first plot of Table 1's page."""
+    if page.url != address(TABLE1):
+        page.goto(address(TABLE1))
+        page.locator(".js-plotly-plot").first.wait_for()
+    return page.evaluate(f"document.querySelector('.js-plotly-plot').{expression}")
+
+
 def traces(page) -> list[dict]:
-    """The traces of the first plot."""
-    return page.evaluate("document.querySelector('.js-plotly-plot').data.map(({name, x, y}) => ({name, x, y}))")
+    return in_plot(page, "data.map(({name, x, y}) => ({name, x, y}))")
 
 
 def test_a_seed_a_metric_and_an_axis_are_chosen_in_a_plot(page):
-    page.goto(address(TABLE1))
-    page.locator(".js-plotly-plot").first.wait_for()
     before = traces(page)
     mean = next(trace for trace in before if trace["name"] == "BN-LSTM (n=3)" and trace is not None)
     page.uncheck("#curves input[name=member-0]")
@@ -173,28 +178,20 @@ def test_a_seed_a_metric_and_an_axis_are_chosen_in_a_plot(page):
     page.select_option("#curves select[name=metric]", "train/loss")
     assert traces(page)[0]["y"] != before[0]["y"]
     page.check("#curves input[name=logY]")
-    assert page.evaluate("document.querySelector('.js-plotly-plot').layout.yaxis.type") == "log"
+    assert in_plot(page, "layout.yaxis.type") == "log"
     assert not page.errors
 
 
 def test_the_papers_curve_is_cut_at_the_length_of_our_runs_until_it_is_asked_for(page):
-    page.goto(address(TABLE1))
-    page.locator(".js-plotly-plot").first.wait_for()
-
-    def last() -> float:
-        return page.evaluate("document.querySelector('.js-plotly-plot').layout.xaxis.range?.[1] ?? 1e9")
-
-    short = last()
+    last = "layout.xaxis.range?.[1] ?? 1e9"
+    short = in_plot(page, last)
     page.check("#curves input[name=whole]")
-    assert last() > short
+    assert in_plot(page, last) > short
 
 
 def test_a_line_of_a_plot_opens_the_page_of_its_run(page):
-    page.goto(address(TABLE1))
-    page.locator(".js-plotly-plot").first.wait_for()
-    plot = "document.querySelector('.js-plotly-plot')"
-    found = page.evaluate(f"{plot}.data.map((trace) => trace.customdata?.[0]).find(Boolean)")
+    found = in_plot(page, "data.map((trace) => trace.customdata?.[0]).find(Boolean)")
     assert (SITE / found).exists()
-    page.evaluate(f"{plot}.emit('plotly_click', {{points: [{{customdata: '{found}'}}]}})")
+    in_plot(page, f"emit('plotly_click', {{points: [{{customdata: '{found}'}}]}})")
     page.wait_for_url("**/runs/**")
     assert page.locator("h2", has_text="Configuration").count() == 1

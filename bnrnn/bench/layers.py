@@ -18,13 +18,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bnrnn.bench.timing import NAIVE, NN_LSTM, NO_NORM, Case, Plan, engines, fastest, set_precision
+from bnrnn.bench.timing import NAIVE, NN_LSTM, NO_NORM, TRAINING, Case, Plan, engines, fastest, set_precision
 from bnrnn.layers.base import State
 from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.layers.stack import LSTM
 from bnrnn.scan import BACKENDS, set_backend
 
-SECTION = "Training step"
 CLEAR_REFS = Path("/proc/self/clear_refs")  # without this file (macOS), the peak memory of one step cannot be measured
 ON_GPU = {"S1": 1.5, "S2": 1.1, "S3": 1.05, "S4": 0.8}  # target ratios of BN-LSTM to nn.LSTM
 
@@ -218,4 +217,4 @@ def training_cases(shapes: dict[str, Shape], device: torch.device, plan: Plan) -
         else:
             targets = {best: shape.target} if shape.target else {}
             targets[NO_NORM] = WITHOUT_NORM
-        yield Case(SECTION, f"{key}, T {T}", steps, NN_LSTM, targets, shape.gflop(T))
+        yield Case(TRAINING, f"{key}, T {T}", steps, NN_LSTM, targets, shape.gflop(T))

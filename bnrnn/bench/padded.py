@@ -7,13 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from bnrnn.bench.timing import NO_NORM, Case
+from bnrnn.bench.timing import BN_LSTM, NO_NORM, PACKED, PADDED, Case
 from bnrnn.layers.stack import LSTM
 
 SECTION = "Sequences of different lengths"
-PACKED, PADDED, BN_LSTM = "nn.LSTM, packed", "nn.LSTM, padded", "BN-LSTM"
 SIZES = ((20, 32, 128), (100, 32, 128), (100, 32, 256), (300, 32, 128), (50, 64, 512))  # T, B, and I and H
-LENGTHS = "uniform between half of T and T"
 
 
 def of_whole(lstm: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:

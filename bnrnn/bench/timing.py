@@ -14,6 +14,9 @@ from bnrnn.errors import BnrnnError
 from bnrnn.scan import BACKENDS, backend, set_backend
 
 NN_LSTM, NAIVE, NO_NORM = "nn.LSTM", "naive loop", "without norm"  # variants that are not engines
+PACKED, PADDED, BN_LSTM = "nn.LSTM, packed", "nn.LSTM, padded", "BN-LSTM"  # on sequences of different lengths
+LENGTHS = "uniform between half of T and T"  # of these sequences
+TRAINING = "Training step"  # the section of the main benchmark
 MIN_ROUNDS, MAX_ROUNDS = 5, 31  # limits of the number of rounds, whatever time they take
 _BEGUN = time.monotonic()
 

@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from bnrnn.report.claim_types import Number
+from bnrnn.report.claim_types import Number, cell_of
 from bnrnn.report.claims import has_entry, table_of
+from bnrnn.report.outcome import student_interval
 from bnrnn.report.run import Run
 from bnrnn.report.stored import Stored, summary_of
 from bnrnn.report.summary import Summary, rounded
@@ -31,15 +32,6 @@ class Finding:
     state: str
     why: str
     distance: float = 0.0
-
-
-def prediction_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
-    """The interval in which one new value lies with this probability, if all are drawn from one normal distribution."""
-    from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats is slow to import
-
-    n = len(values)
-    half = float(stdtrit(n - 1, (1 + level) / 2)) * stdev(values) * math.sqrt(1 + 1 / n)
-    return mean(values) - half, mean(values) + half
 
 
 def recipe_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +114,7 @@ def _by_interval(run: Run, new: Summary, alike: list[Summary]) -> Finding | None
     if not values or new.status != "finished":
         return None
     level = 1 - (1 - LEVEL) / len(values)
-    intervals = {name: prediction_interval(comparable, level) for name, comparable in values.items()}
+    intervals = {name: student_interval(comparable, level, of_next=True) for name, comparable in values.items()}
     distances = {name: _distance(new.numbers[name], *interval) for name, interval in intervals.items()}
     worst = max(distances, key=lambda name: distances[name])
     spread = "{:.4g} to {:.4g}".format(*intervals[worst])
@@ -195,7 +187,7 @@ def _by_curve(run: Run, new: Summary, alike: list[Summary]) -> Finding | None:
     if not enough:
         difference = f"difference {value - mean(values):+.3g} in {name}"
         return Finding(NOTHING, f"only {_seeds(len(values))} at update {update:,}, {difference}")
-    low, high = prediction_interval(values)
+    low, high = student_interval(values, LEVEL, of_next=True)
     distance = _distance(value, low, high)
     spread = f"{low:.4g} to {high:.4g}, the interval of {_seeds(len(values))} at update {update:,}"
     if distance <= 1:
@@ -264,14 +256,10 @@ def _why_nothing(new: Summary, stored: list[Summary], alike: list[Summary]) -> s
         return f"the stored runs have {lengths} updates, and were evaluated at none of this run's updates"
     if not stored:
         return f"no run of {new.key} is stored"
-    cell = _cell(new)
-    if not (namesakes := [s for s in stored if _cell(s) == cell]):
+    cell = cell_of(new.overrides)
+    if not (namesakes := [s for s in stored if cell_of(s.overrides) == cell]):
         return "no stored run has this configuration"
     here, there = flat(recipe_of(new.config)), flat(recipe_of(namesakes[0].config))
     changed = [k for k in sorted(here | there) if here.get(k) != there.get(k)]
     told = ", ".join(f"{k} {json.dumps(here.get(k))} here, {json.dumps(there.get(k))} there" for k in changed)
     return f"the stored runs have another recipe: {told}"
-
-
-def _cell(summary: Summary) -> dict[str, str]:
-    return {k: v for k, v in summary.overrides.items() if k != "seed" and not k.startswith("budget.")}

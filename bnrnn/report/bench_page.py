@@ -6,9 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from bnrnn.bench import padded
-from bnrnn.bench.layers import SECTION
-from bnrnn.bench.timing import NAIVE, NN_LSTM, ratios, verdict
+from bnrnn.bench.timing import BN_LSTM, LENGTHS, NAIVE, NN_LSTM, PACKED, PADDED, TRAINING, ratios, verdict
 from bnrnn.errors import BnrnnError
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.scan import ENGINES
@@ -107,10 +105,10 @@ def sections(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 def render_training(result: dict[str, Any]) -> str:
     """A paragraph that says what was measured, and the table of training steps."""
-    if SECTION not in sections(result):
+    if TRAINING not in sections(result):
         return about(result)
     title = f"Time over that of `{NN_LSTM}`, median and quartiles; in bold what has a target:"
-    return f"{about(result)}\n{title}\n\n{render_ratios(sections(result)[SECTION])}"
+    return f"{about(result)}\n{title}\n\n{render_ratios(sections(result)[TRAINING])}"
 
 
 def render_brief(result: dict[str, Any]) -> str:
@@ -133,7 +131,7 @@ def render_ratio(result: dict[str, Any]) -> str:
 
 def _of_one_thread(result: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
     """The training steps with one thread, and the fastest engine that all of them have."""
-    rows = [row for row in sections(result)[SECTION] if row["threads"] == 1]
+    rows = [row for row in sections(result)[TRAINING] if row["threads"] == 1]
     return rows, [name for name in ENGINES if all(name in row["ms"] for row in rows)][-1]
 
 
@@ -145,7 +143,7 @@ def _range(rows: list[dict[str, Any]], variant: str) -> str:
 
 def render_padded(result: dict[str, Any]) -> str:
     """Sequences of different lengths in a few sentences, for README.md."""
-    rows = sections(result)[padded.SECTION]
+    rows = result["rows"]
 
     def times_over(variant: str, base: str) -> str:
         found = sorted(statistics.median(r["ms"][variant]) / statistics.median(r["ms"][base]) for r in rows)
@@ -153,17 +151,17 @@ def render_padded(result: dict[str, Any]) -> str:
 
     return (
         f"On padded batches with `lengths`, a training step of a batch-normalized LSTM takes "
-        f"{times_over(padded.BN_LSTM, padded.PADDED)} as long as one of `{NN_LSTM}` that ignores the lengths. "
+        f"{times_over(BN_LSTM, PADDED)} as long as one of `{NN_LSTM}` that ignores the lengths. "
         f"`{NN_LSTM}` on a `PackedSequence`, which respects them, takes "
-        f"{times_over(padded.PACKED, padded.BN_LSTM)} as long as ours. ({len(rows)} sizes of up to "
-        f"{max(int(row['name'].rpartition('T ')[2]) for row in rows)} steps, lengths {padded.LENGTHS}; "
+        f"{times_over(PACKED, BN_LSTM)} as long as ours. ({len(rows)} sizes of up to "
+        f"{max(int(row['name'].rpartition('T ')[2]) for row in rows)} steps, lengths {LENGTHS}; "
         f"{result['hardware']}, one thread, {result['date']}.)\n"
     )
 
 
 def render(result: dict[str, Any]) -> str:
     """The page of a benchmark."""
-    beside = {name: rows for name, rows in sections(result).items() if name != SECTION}
+    beside = {name: rows for name, rows in sections(result).items() if name != TRAINING}
     parts = {
         f"# Benchmark: {result['name']}": render_training(result),
         **{f"## {name}": render_ratios(rows) for name, rows in beside.items()},

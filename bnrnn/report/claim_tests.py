@@ -1,4 +1,7 @@
-"""Reads the tests in a claims.yaml: their rules with the keys that these need, and their sides, which must be cells."""
+"""Reads the claims in a claims.yaml: their tests, the rules of these with the keys that they need, and their sides.
+
+The parameters of a rule are keys of its tests. Each side must be a cell of a recipe's grid.
+"""
 
 import json
 import math
@@ -9,14 +12,26 @@ from typing import Any
 import yaml
 
 from bnrnn.config import CONF, grid_of, sweep
-from bnrnn.metrics import metric_of
-from bnrnn.report.claim_types import REMARKS, Analysis, ClaimTest, PaperEntry, Side, Table
+from bnrnn.report.claim_types import REMARKS, Analysis, Claim, ClaimTest, Paper, PaperEntry, Side, Table, text_of
+from bnrnn.report.claims import WHAT, check_metric
 from bnrnn.report.rules import PROPERTY, RULES
-from bnrnn.report.schema import Keys, build, convert, listed
+from bnrnn.report.schema import REMEDY, Keys, build, convert, listed
+from bnrnn.system.files import reading
 
-SPLITS = ("train", "valid", "test", "train_set")
 SEPARATORS = {"of": " against ", "order": " > ", "sides": ", "}  # by the key of the sides: what stands between them
 Scalar = str | int | float | bool | None
+
+
+def claims_of(paper: Paper) -> dict[str, Claim]:
+    """The claims of a paper by name. Raises BnrnnError, with file and line, for whatever does not fit."""
+    claims, content = {}, paper.given
+    with reading(paper.path, REMEDY, WHAT):
+        for name, given in convert(content.get("claims", Keys()), dict[str, Any], content, "claims").items():
+            if not isinstance(given, Keys) or not listed(given, "tests"):
+                raise content["claims"].error(f"{name} is {given!r}", "a claim with says, where and tests", name)
+            tests = tuple(read_test(name, paper.key, test, paper.entries) for test in listed(given, "tests"))
+            claims[name] = build(Claim, given, also=("tests",), name=name, paper=paper.key, tests=tests)
+    return claims
 
 
 def read_test(claim: str, paper: str, given: Keys, entries: Mapping[str, PaperEntry]) -> ClaimTest:
@@ -44,17 +59,6 @@ def read_test(claim: str, paper: str, given: Keys, entries: Mapping[str, PaperEn
     if test.scope == "other data" and not entry.in_place_of:
         raise given.error("the scope is other data", f"in_place_of in {entry.name}", "scope")
     return test
-
-
-def text_of(test: Mapping[str, Any]) -> str:
-    """The keys of a test that can change its outcome, as text."""
-    return json.dumps({k: v for k, v in test.items() if k not in REMARKS}, sort_keys=True)
-
-
-def check_metric(metric: str, given: Keys) -> None:
-    """Raise BnrnnError, with file and line, for a metric that no run records."""
-    if metric.partition("/")[0] not in SPLITS or not (metric_of(metric) or "grad_norm" in metric):
-        raise given.error(f"metric is {metric}", f"<split>/<metric> with a split of {', '.join(SPLITS)}", "metric")
 
 
 def _take(given: Keys, name: str, kind: Any) -> Any:

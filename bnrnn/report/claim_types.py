@@ -3,6 +3,7 @@
 A key `<paper>/<table>` names a table or figure: one of runs, which has a recipe, or an analysis, which has a program.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import module_from_spec, spec_from_file_location
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from bnrnn.config import ROOT, key_label, sweep
+from bnrnn.report.schema import Keys
 
 SCOPES = ("paper", "shorter", "other data")  # kinds of evidence, the strongest first
 REMARKS = ("note", "replaced", "part", "known", "per")  # keys of a test that do not change its outcome
@@ -200,8 +202,12 @@ class Table(PaperEntry):
 
 def is_within(grid: Mapping[str, list[str]], overrides: Mapping[str, str]) -> bool:
     """Whether a run with these overrides is a cell of a grid, of any seed and length."""
-    own = {k: v for k, v in overrides.items() if k != "seed" and not k.startswith("budget.")}
-    return all(v in grid.get(k, []) for k, v in own.items())
+    return all(v in grid.get(k, []) for k, v in cell_of(overrides).items())
+
+
+def cell_of(overrides: Mapping[str, str]) -> dict[str, str]:
+    """The overrides of a run that say which cell it is of: those of its seed and length are left out."""
+    return {k: v for k, v in overrides.items() if k != "seed" and not k.startswith("budget.")}
 
 
 @dataclass(frozen=True)
@@ -257,14 +263,14 @@ class ClaimTest:
     per: str = "1.0"
 
     @property
-    def paper(self) -> str:
-        """The key of the paper."""
-        return self.key.partition("/")[0]
-
-    @property
     def free(self) -> str:
         """The option of which a side has all values of the grid, for rules that compare them; "" if there is none."""
         return self.best_of or self.parameters.get("key", "")
+
+
+def text_of(test: Mapping[str, Any]) -> str:
+    """The keys of a test that can change its outcome, as text."""
+    return json.dumps({k: v for k, v in test.items() if k not in REMARKS}, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -287,13 +293,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Paper:
-    """The content of a claims.yaml: entries and claims by name, and what figures without an entry need."""
+    """The content of a claims.yaml: entries by name, what figures without an entry need, and all of it as `given`."""
 
     path: Path
     title: str
     needs: dict[str, tuple[str, ...]]
     entries: dict[str, PaperEntry]
-    claims: dict[str, Claim]
+    given: Keys
 
     @property
     def key(self) -> str:

@@ -1,23 +1,23 @@
-"""Reads experiments/<paper>/claims.yaml and the points beside it, and refuses what no program would understand.
+"""Reads tables and figures from experiments/<paper>/claims.yaml and the points beside it; `claim_tests` reads claims.
 
-The fields of the classes in `claim_types` are the keys of the file, and the parameters of a rule are keys of its tests.
-Rows, columns and the sides of tests must be cells of the recipes' grids.
+The fields of the classes in `claim_types` are the keys of the file. Whatever no program would understand is refused:
+rows and columns must be those of the recipes' grids.
 """
 
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from bnrnn.config import ROOT, sweep
 from bnrnn.errors import BnrnnError
-from bnrnn.report.claim_tests import check_metric, read_test
-from bnrnn.report.claim_types import Analysis, Claim, Curve, Paper, PaperEntry, Points, Table, is_within
+from bnrnn.metrics import metric_of
+from bnrnn.report.claim_types import Analysis, Curve, Paper, PaperEntry, Points, Table, is_within
 from bnrnn.report.schema import REMEDY, Keys, build, convert, listed, load_keys
 from bnrnn.system.files import read_json, reading
 
 CLAIMS, POINTS = "claims.yaml", "points.json"
 WHAT = "a file of claims"
+SPLITS = ("train", "valid", "test", "train_set")
 SECTIONS = ("paper", "needs", "claims")  # what is no table or figure in a claims.yaml
 
 
@@ -54,8 +54,7 @@ def table_of(key: str) -> Table:
 def analysis_of(key: str) -> Analysis:
     """The entry of a key, which must be an analysis."""
     entry = entry_of(key)
-    if not isinstance(entry, Analysis):
-        raise BnrnnError(f"{key} has no program: use a table or figure that is an analysis")
+    assert isinstance(entry, Analysis), key
     return entry
 
 
@@ -101,7 +100,7 @@ def needed(key: str) -> tuple[list[str], list[Path]]:
 
 @cache
 def read_paper(path: Path) -> Paper:
-    """The content of a claims.yaml. Raises BnrnnError, with file and line, for whatever does not fit."""
+    """The tables and figures in a claims.yaml. Raises BnrnnError, with file and line, for whatever does not fit."""
     content = load_keys(path, WHAT)
     with reading(path, REMEDY, WHAT):
         return _paper(path, content)
@@ -120,13 +119,7 @@ def _paper(path: Path, content: Keys) -> Paper:
     for name, parts in needs.items():
         if unknown := [part for part in parts if part not in entries]:
             raise content["needs"].error(f"{name} needs {unknown[0]}", f"one of {', '.join(entries)}", name)
-    claims = {}
-    for name, given in convert(content.get("claims", Keys()), dict[str, Any], content, "claims").items():
-        if not isinstance(given, Keys) or not listed(given, "tests"):
-            raise content["claims"].error(f"{name} is {given!r}", "a claim with says, where and tests", name)
-        tests = tuple(read_test(name, paper, test, entries) for test in listed(given, "tests"))
-        claims[name] = build(Claim, given, also=("tests",), name=name, paper=paper, tests=tests)
-    return Paper(path, content["paper"], needs, entries, claims)
+    return Paper(path, content["paper"], needs, entries, content)
 
 
 def _read_points(path: Path) -> dict[str, Points]:
@@ -174,6 +167,12 @@ def _check_cells(table: Table, given: Keys) -> None:
         _check_names([row], table.row_names, "row", "borrows", given)
         if "experiment" not in borrowed:
             raise given["borrows"].error(f"{row} names no experiment", "the key of another entry", row)
+
+
+def check_metric(metric: str, given: Keys) -> None:
+    """Raise BnrnnError, with file and line, for a metric that no run records."""
+    if metric.partition("/")[0] not in SPLITS or not (metric_of(metric) or "grad_norm" in metric):
+        raise given.error(f"metric is {metric}", f"<split>/<metric> with a split of {', '.join(SPLITS)}", "metric")
 
 
 def _check_names(names: Iterable[str], known: list[str], kind: str, section: str, given: Keys) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from bnrnn.report.costs import hours_of_test
 from bnrnn.report.evidence import Evidence
-from bnrnn.report.judging import JudgedTest
 from bnrnn.report.markdown import NONE, markdown
-from bnrnn.report.outcome import LEAST_PAIRS, NOT_RUN
+from bnrnn.report.outcome import LEAST_PAIRS, NOT_RUN, JudgedTest
 from bnrnn.report.rule_history import AFTER, BEFORE, PARTLY, age, registered
 from bnrnn.report.rules import PROPERTY, RULES
 from bnrnn.report.verdicts import EARLY, JudgedClaim, Verdict, effect_in_words, scope_in_words

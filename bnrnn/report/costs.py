@@ -5,10 +5,9 @@ from pathlib import Path
 
 from bnrnn.report.claims import analysis_of, entry_of
 from bnrnn.report.evidence import Evidence
-from bnrnn.report.judging import JudgedTest
-from bnrnn.report.outcome import LEAST_PAIRS
+from bnrnn.report.outcome import LEAST_PAIRS, JudgedTest
 from bnrnn.report.rules import PROPERTY
-from bnrnn.training.cells import Cell, expand
+from bnrnn.training.cells import Cell
 from bnrnn.training.progress import last_record, nearest_speed, total_updates
 from bnrnn.training.results import FILE
 
@@ -53,8 +52,5 @@ def _missing(tested: JudgedTest, evidence: Evidence) -> Iterator[Cell]:
 
 
 def _cells(key: str, overrides: Mapping[str, str], seeds: list[str], evidence: Evidence) -> list[Cell]:
-    if not seeds:
-        return []
-    quoted = str(evidence.folder).replace("'", r"\'")
     choices = [f"{name}={value}" for name, value in overrides.items()]
-    return expand([f"experiment={key}", "budget=paper", *choices, f"seed={','.join(seeds)}", f"out_dir='{quoted}'"])
+    return evidence.cells(key, *choices, f"seed={','.join(seeds)}") if seeds else []

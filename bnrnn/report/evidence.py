@@ -1,12 +1,11 @@
 """What is stored in a folder such as results/: the runs of all experiments, and the numbers of analyses."""
 
 import json
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import wraps
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bnrnn.config import CONF, sweep
 from bnrnn.data.base import sha256
@@ -23,20 +22,6 @@ from bnrnn.training.progress import Known, load_known
 from bnrnn.training.results import FILE, METRICS, Result
 
 BUDGET = "paper"  # of unfinished runs: shorter ones finish soon
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def once(method: Method) -> Method:
-    """A method whose results are kept in its object, by its arguments."""
-
-    @wraps(method)
-    def kept(self: Any, *args: Any) -> Any:
-        found = vars(self).setdefault("_kept", {})
-        if (method.__name__, *args) not in found:
-            found[method.__name__, *args] = method(self, *args)
-        return found[method.__name__, *args]
-
-    return kept  # pyright: ignore[reportReturnType]
 
 
 class Evidence:
@@ -44,8 +29,9 @@ class Evidence:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        for method in (self.runs, self.unfinished, self.shown, self.records, self.known, self.numbers):
+            setattr(self, method.__name__, cache(method))
 
-    @once
     def runs(self, key: str) -> list[Run]:
         """The finished runs of an experiment, in the order of its grid. Damaged ones are reported and left out."""
         grid = table_of(key).grid if has_entry(key) else sweep(key)
@@ -57,7 +43,6 @@ class Evidence:
         paths = run_files(self.folder / key)
         return sorted(_all_that_can_be_read(lambda path: read_run(key, path, self.folder), paths), key=place)
 
-    @once
     def unfinished(self, key: str) -> list[Run]:
         """The runs of an experiment's grid with the paper's length that have a checkpoint and no result, in its order.
 
@@ -66,11 +51,9 @@ class Evidence:
         """
         if not (self.folder / key).is_dir() or not (CONF / "experiment" / f"{key}.yaml").exists():
             return []
-        quoted = str(self.folder).replace("'", r"\'")
-        cells = expand([f"experiment={key}", f"budget={BUDGET}", f"out_dir='{quoted}'"])
+        cells = self.cells(key)
         return _all_that_can_be_read(_read_unfinished, [cell for cell in cells if not (cell.folder / FILE).exists()])
 
-    @once
     def shown(self, key: str) -> list[Run]:
         """The finished runs of a table, and those of other entries that its rows show too, as runs of these rows."""
         table, found = table_of(key), list(self.runs(key))
@@ -81,21 +64,23 @@ class Evidence:
                     found.append(replace(run, overrides=run.overrides | {table.rows: row}))
         return found
 
-    @once
     def records(self, key: str) -> dict[Path, list[dict[str, Any]]]:
         """The records of all runs of an experiment by their folders, also of those that are still being trained."""
         return {path.parent: read_jsonl(path) for path in sorted((self.folder / key).rglob(METRICS))}
 
-    @once
     def known(self, key: str) -> list[Known]:
         """Length and speed of all runs of an experiment, from which the cost of others is estimated."""
         results = {run.folder / FILE: run.result for run in self.runs(key)}
         return load_known(self.folder / key, read=lambda path: results.get(path) or Result.read(path))
 
-    @once
     def numbers(self, key: str) -> dict[str, Any]:
         """The numbers of an analysis. Raises BnrnnError if they are damaged or missing."""
         return read_record(self.folder / f"{key}.json", f"make reproduce-{key.replace('/', '-')}")
+
+    def cells(self, key: str, *overrides: str) -> list[Cell]:
+        """The cells of an experiment at the paper's length, as far as they have these overrides, with their folders."""
+        quoted = str(self.folder).replace("'", r"\'")
+        return expand([f"experiment={key}", f"budget={BUDGET}", *overrides, f"out_dir='{quoted}'"])
 
     def has_numbers(self, key: str) -> bool:
         """Whether an analysis has been run."""
@@ -125,24 +110,17 @@ def read_run(key: str, path: Path, results_dir: Path) -> Run:
             f"{path.parent} has the result of another run ({', '.join(f'{k}={v}' for k, v in result.overrides.items())}"
             "): move it to the folder of that run, or remove it"
         )
-    lines = record_lines(path.parent / METRICS)
-    digest = sha256(b"".join(lines))
-    if result.records_sha256 not in (None, digest):
-        raise BnrnnError(f"{path.parent / METRICS} has other records than those to which {FILE} belongs: {REMEDY}")
-    return Run(path.parent, result.overrides, budget, result, [json.loads(line) for line in lines], digest)
+    return Run(path.parent, result.overrides, budget, result, *_records(path.parent, FILE, result.records_sha256))
 
 
 def is_named_by(folder: str, overrides: dict[str, str]) -> bool:
     """Whether the name of a run's folder has these overrides and no others. Values of deletions are not compared."""
-    rest = re.sub(r",\++", ",", f",{folder},") if folder else ","
-    for key, value in overrides.items():
-        if key.startswith("~"):
-            rest = re.sub(rf",{re.escape(key)}(=[^,]*)?(?=,)", "", rest, count=1)
-        elif f",{key}={value}," not in rest:
-            return False
-        else:
-            rest = rest.replace(f",{key}={value},", ",", 1)
-    return rest == ","
+
+    def parts(text: str) -> list[str]:
+        found = (part.lstrip("+") for part in text.split(","))
+        return sorted(part.partition("=")[0] if part.startswith("~") else part for part in found)
+
+    return parts(folder) == parts(",".join(f"{key}={value}" for key, value in overrides.items()))
 
 
 def _read_unfinished(cell: Cell) -> Run | None:
@@ -150,17 +128,26 @@ def _read_unfinished(cell: Cell) -> Run | None:
     if saved is None:
         return None
     state = saved["state"]
-    lines = record_lines(cell.folder / METRICS)[: state["num_records"]]
-    digest = sha256(b"".join(lines))
-    if len(lines) < state["num_records"] or saved.get("records_sha256") not in (None, digest):
-        raise BnrnnError(f"{cell.folder / METRICS} has other records than those of {checkpoint.CHECKPOINT}: {REMEDY}")
+    records = _records(cell.folder, checkpoint.CHECKPOINT, saved.get("records_sha256"), state["num_records"])
     environment = state["pieces"][-1] if state["pieces"] else {"device": "unknown"}
     best = state["best"]["update"] if state["best"] else 0
     result = Result(
         cell.experiment, cell.overrides, "unfinished", state["update"], best, {}, state["seconds"], 0, state["commits"],
         environment, saved["config"], pieces=state["pieces"],
     )  # fmt: skip
-    return Run(cell.folder, cell.overrides, BUDGET, result, [json.loads(line) for line in lines], digest)
+    return Run(cell.folder, cell.overrides, BUDGET, result, *records)
+
+
+def _records(folder: Path, of: str, digest: str | None, most: int | None = None) -> tuple[list[dict[str, Any]], str]:
+    """The records of a run to which another of its files belongs, and their checksum.
+
+    Raises BnrnnError if there are fewer than this file knows of, or if they have another checksum than it names.
+    """
+    lines = record_lines(folder / METRICS)[:most]
+    found = sha256(b"".join(lines))
+    if len(lines) < (most or 0) or digest not in (None, found):
+        raise BnrnnError(f"{folder / METRICS} has other records than those to which {of} belongs: {REMEDY}")
+    return [json.loads(line) for line in lines], found
 
 
 def _all_that_can_be_read(read: Callable[[Any], Run | None], sources: Iterable[Any]) -> list[Run]:

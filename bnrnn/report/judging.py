@@ -1,7 +1,7 @@
 """Runs the tests of the claims: chooses their runs, pairs these by seed, and applies their rules."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from itertools import chain
@@ -9,31 +9,26 @@ from itertools import chain
 from bnrnn.config import sweep
 from bnrnn.errors import BnrnnError
 from bnrnn.report.analyses import commits_of, results_of
-from bnrnn.report.claim_tests import same
-from bnrnn.report.claim_types import ClaimTest, Side
-from bnrnn.report.claims import analysis_of
+from bnrnn.report.claim_tests import claims_of, same
+from bnrnn.report.claim_types import ClaimTest, Side, cell_of
+from bnrnn.report.claims import analysis_of, papers
 from bnrnn.report.evidence import Evidence
-from bnrnn.report.outcome import Outcome
-from bnrnn.report.pairing import Pairing
-from bnrnn.report.rules import FILE_ORDER, PROPERTY, RULES
+from bnrnn.report.outcome import JudgedTest, Outcome
+from bnrnn.report.rules import PROPERTY, RULES, Pairing
 from bnrnn.report.run import Run, depends_on_order
 from bnrnn.report.schema import REMEDY
+from bnrnn.report.verdicts import JudgedClaim
+
+FILE_ORDER = (
+    "validated in the order of the file, which is harder for a model with batch normalization if neighbours in the "
+    "file are alike (D7)"
+)
 
 
-@dataclass(frozen=True)
-class JudgedTest:
-    """A test of a claim with its outcome, which is None if the test has not been run."""
-
-    test: ClaimTest
-    outcome: Outcome | None
-    commits: tuple[str, ...] = ()  # the commits with which the runs were started
-    seeds: tuple[frozenset[str], ...] = ()  # for each side, the seeds of which it has a run
-    updates: int | None = None  # the length up to which the runs are compared; None if the test has not been run
-
-    @property
-    def n(self) -> int:
-        """The number of pairs, draws or models."""
-        return self.outcome.n if self.outcome else 0
+def judge_claims(evidence: Evidence) -> list[JudgedClaim]:
+    """All claims of the papers, judged by the evidence."""
+    claims = [claim for paper in papers() for claim in claims_of(paper).values()]
+    return [JudgedClaim(claim, tuple(judge(test, evidence) for test in claim.tests)) for claim in claims]
 
 
 def judge(test: ClaimTest, evidence: Evidence) -> JudgedTest:
@@ -108,7 +103,7 @@ def _validation_loss(run: Run, updates: int | None) -> float:
 
 def is_chosen(overrides: dict[str, str], side: Side, free: str) -> bool:
     """Whether a run with these overrides has those of a side, and its others are the only values in the grid."""
-    own = {k: v for k, v in overrides.items() if k != "seed" and not k.startswith("budget.")}
+    own = cell_of(overrides)
     if any(name not in own or not same(own[name], value) for name, value in side.overrides.items()):
         return False
     rest = {k: v for k, v in own.items() if k not in side.overrides and k != free}

@@ -1,9 +1,11 @@
-"""Outcomes of tests: the effects of all pairs with their interval and verdict."""
+"""Outcomes of tests: the effects of all pairs with their interval and verdict, and judged tests."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
+
+from bnrnn.report.claim_types import ClaimTest, Number
 
 LEAST_PAIRS = 3
 HOLDS, CONTRADICTED, UNDECIDED, NOT_RUN = "holds", "contradicted", "undecided", "not run"
@@ -82,14 +84,45 @@ class Outcome:
         return "agrees" if self.mean > self.threshold else "disagrees"
 
 
-def student_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean (Student's t); infinite for a single value."""
+@dataclass(frozen=True)
+class JudgedTest:
+    """A test of a claim with its outcome, which is None if the test has not been run."""
+
+    test: ClaimTest
+    outcome: Outcome | None
+    commits: tuple[str, ...] = ()  # the commits with which the runs were started
+    seeds: tuple[frozenset[str], ...] = ()  # for each side, the seeds of which it has a run
+    updates: int | None = None  # the length up to which the runs are compared; None if the test has not been run
+
+    @property
+    def n(self) -> int:
+        """The number of pairs, draws or models."""
+        return self.outcome.n if self.outcome else 0
+
+
+def student_interval(values: Sequence[float], level: float = 0.95, of_next: bool = False) -> tuple[float, float]:
+    """The interval (Student's t) in which the mean of the values' normal distribution lies with this probability, or
+    one new value with `of_next`; infinite for a single value."""
     from scipy.special import stdtrit  # the quantile of Student's t; scipy.stats is slow to import
 
-    if len(values) < 2:
+    n = len(values)
+    if n < 2:
         return -math.inf, math.inf
-    half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
+    half = float(stdtrit(n - 1, (1 + level) / 2)) * stdev(values) * math.sqrt(1 / n + of_next)
     return mean(values) - half, mean(values) + half
+
+
+def bounded(effects: Sequence[float], threshold: Number = 0.0, have_sizes: bool = True) -> Outcome:
+    """The outcome of effects of which some are infinite. These become as far from the threshold as the farthest of the
+    others, or 1 if there is no other. If all are equal then, they show a direction, in which all must agree.
+
+    Args:
+        have_sizes: whether the finite effects were all measured; False if some only stand for a direction.
+    """
+    farthest = max((abs(e - threshold) for e in effects if math.isfinite(e)), default=0.0) or 1.0
+    finite = tuple(e if math.isfinite(e) else threshold + math.copysign(farthest, e) for e in effects)
+    are_measured = have_sizes and all(map(math.isfinite, effects))
+    return Outcome(finite, float(threshold), unanimous=not are_measured and len(set(finite)) == 1)
 
 
 def within(values: Sequence[float], published: float, tolerance: float) -> Outcome:

@@ -11,11 +11,12 @@ from bnrnn.report.claim_types import Analysis, PaperEntry, Table
 from bnrnn.report.claims import analysis_of, entries, entry_of, has_entry, papers, table_of
 from bnrnn.report.claims_page import claim_pages, render_short
 from bnrnn.report.evidence import Evidence
+from bnrnn.report.judging import judge_claims
 from bnrnn.report.markdown import BLOCK, markdown
 from bnrnn.report.rule_history import has_history
 from bnrnn.report.run_tables import render_summary
 from bnrnn.report.tables import drawn, render, sections
-from bnrnn.report.verdicts import JudgedClaim, judge_claims
+from bnrnn.report.verdicts import JudgedClaim
 from bnrnn.system.files import read_record
 from bnrnn.training.pairs import KINDS, fitting
 from bnrnn.training.results import MODELS

@@ -13,16 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from bnrnn.config import key_label, label, sweep
+from bnrnn.config import label, sweep
 from bnrnn.metrics import axis_title
 from bnrnn.report.claim_types import Curve, Search, Table
 from bnrnn.report.evidence import Evidence, in_figures
 from bnrnn.report.outcome import student_interval
 from bnrnn.report.run import Run, depends_on_order, longest
-from bnrnn.report.style import ACROSS, LOOKS, PANEL, Look, legend_below, looks_of, save
+from bnrnn.report.style import ACROSS, EXPLODED, LOOKS, PANEL, Look, legend_below, looks_of, named, save
 
 WIDE = 10.0  # losses that differ by more than this factor have a logarithmic axis
-EXPLODED = 1000.0  # a loss above so many times the lowest one does not determine the range of an axis
 FEW = 15  # curves with at most so many points have markers
 MANY = 25  # the paper's points are circles up to this number, and a dotted line beyond it
 WIDTH = 105  # characters of a line of a caption
@@ -207,13 +206,6 @@ def draw_curve(table: Table, curve: Curve, evidence: Evidence, path: Path) -> No
         if not ax.get_title():
             ax.remove()
     save(fig, path)
-
-
-def named(key: str, value: str) -> str:
-    """The label of an option, such as model=bn_lstm, or the name of a key and its value, such as a learning rate."""
-    if "." in key:
-        return f"{key_label(key)} {value}"
-    return label(key, value)
 
 
 def commonest_engine(runs: list[Run], key: str) -> tuple[str, list[Run]]:

@@ -11,9 +11,8 @@ from bnrnn.report.claims import table_of, tables
 from bnrnn.report.evidence import BUDGET, Evidence
 from bnrnn.report.markdown import markdown
 from bnrnn.report.outcome import NOT_RUN
-from bnrnn.report.plots import named
 from bnrnn.report.run import Run
-from bnrnn.report.style import LOOKS, save
+from bnrnn.report.style import LOOKS, named, save
 from bnrnn.report.tables import published_rows
 from bnrnn.system.files import read_record
 

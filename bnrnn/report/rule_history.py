@@ -7,9 +7,9 @@ from functools import cache
 import yaml
 
 from bnrnn.config import ROOT
-from bnrnn.report.claim_tests import text_of
-from bnrnn.report.judging import JudgedTest
+from bnrnn.report.claim_types import text_of
 from bnrnn.report.markdown import NONE
+from bnrnn.report.outcome import JudgedTest
 
 BEFORE, PARTLY, AFTER = "before its runs", "partly before", "after its runs"  # when a rule was committed
 
@@ -45,7 +45,7 @@ def age(tests: Iterable[JudgedTest]) -> str:
 
 def _dated(tested: JudgedTest) -> tuple[str | None, list[str], list[str], list[str]]:
     """The commit that added the test, and the commits of its runs: with or after it, before it, and unknown ones."""
-    rule = rule_commit(tested.test.paper, tested.test.claim, tested.test.text)
+    rule = rule_commit(tested.test.key.partition("/")[0], tested.test.claim, tested.test.text)
     runs = [commit.split("+")[0] for commit in tested.commits]
     unknown = [run for run in runs if _git("cat-file", "-e", run) is None]
     if rule is None or unknown:

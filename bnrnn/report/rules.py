@@ -7,28 +7,65 @@ with this rule must have.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from inspect import signature
 from itertools import pairwise, takewhile
 from statistics import linear_regression
 from typing import Any, get_type_hints
 
-from bnrnn.report.outcome import CONTRADICTED, Outcome
-from bnrnn.report.pairing import Pairing
+from bnrnn.metrics import sign
+from bnrnn.report.claim_types import Number
+from bnrnn.report.outcome import CONTRADICTED, Outcome, bounded
 from bnrnn.report.run import Run
 
-Number = int | float
 PROPERTY = "property"  # the rule for analyses: it must hold for all of their draws or models, which are not paired
+DIVERGED = (
+    "a pair of which one run diverged counts like the other pair that is farthest from the threshold; if both "
+    "diverged, there is no difference"
+)
 NEVER = {  # remarks on runs that never got to a level: those of the first side, and those of the second
     "of": "a run of the first side never got there and counts with its length: the true ratio is larger",
     "than": "a run of the second side never got there and counts with its length: the true ratio is smaller",
 }
 LARGEST = "a side that trains at the largest rate tried might train at larger ones"
-FILE_ORDER = (
-    "validated in the order of the file, which is harder for a model with batch normalization if neighbours in the "
-    "file are alike (D7)"
-)
+
+
+@dataclass
+class Pairing:
+    """The runs of a test: for each seed, the runs of each side.
+
+    Args:
+        by_seed: the runs of each side, by seed. A side has one run, unless the rule compares several learning rates.
+        metrics: the metrics of each side.
+        updates: the number of updates up to which runs are compared; None for whole runs.
+        marks: remarks on the outcome, for the page.
+    """
+
+    by_seed: dict[str, list[list[Run]]]
+    metrics: list[tuple[str, ...]]
+    updates: int | None = None
+    marks: set[str] = field(default_factory=set)
+
+    def signed_values(self, k: int = 0) -> list[list[float]]:
+        """The k-th metric of all sides, one list per seed, with a sign with which larger is better.
+
+        A diverged run has minus infinity. The list is empty if all runs diverged.
+        """
+        names = [metrics[k] for metrics in self.metrics]
+        found = [[self._signed(runs[0], name) for runs, name in zip(sides, names, strict=True)]
+                 for sides in self.by_seed.values()]  # fmt: skip
+        return found if any(math.isfinite(value) for row in found for value in row) else []
+
+    def _signed(self, run: Run, metric: str) -> float:
+        if self.lost(run):
+            self.marks.add(DIVERGED)
+            return -math.inf
+        return sign(metric) * run.best_until(metric, self.updates)
+
+    def lost(self, run: Run) -> bool:
+        """Whether a run diverged within the updates that are compared."""
+        return run.diverged(self.updates)
 
 
 @dataclass(frozen=True)
@@ -79,36 +116,23 @@ def _difference(of: float, than: float) -> float:
 
 def _relative(of: float, than: float) -> float:
     difference = _difference(of, than)
-    if than == 0.0 and difference:
-        return math.copysign(math.inf, difference)
-    return difference / abs(than) if difference and math.isfinite(difference) else difference
+    if not difference or math.isinf(difference):
+        return difference
+    return difference / abs(than) if than else math.copysign(math.inf, difference)
 
 
-def _log_ratio(of: float, than: float) -> float:
-    """The logarithm of `of` / `than`; infinite if one of them is 0, and 0 if both are."""
+def _log_ratio(of: Number, than: Number) -> float:
+    """The logarithm of `of` / `than`; infinite if `of` is 0 or `than` is 0 or infinite, and 0 if they are equal."""
     if of == than:
         return 0.0
-    return math.log(of / than) if of and than else math.copysign(math.inf, of - than)
-
-
-def _bounded(effects: Sequence[float], threshold: Number = 0.0, have_sizes: bool = True) -> Outcome:
-    """The outcome of effects of which some are infinite. These become as far from the threshold as the farthest of the
-    others, or 1 if there is no other. If all are equal then, they show a direction, in which all must agree.
-
-    Args:
-        have_sizes: whether the finite effects were all measured; False if some only stand for a direction.
-    """
-    farthest = max((abs(e - threshold) for e in effects if math.isfinite(e)), default=0.0) or 1.0
-    finite = tuple(e if math.isfinite(e) else threshold + math.copysign(farthest, e) for e in effects)
-    are_measured = have_sizes and all(map(math.isfinite, effects))
-    return Outcome(finite, float(threshold), unanimous=not are_measured and len(set(finite)) == 1)
+    return math.log(of / than) if of and math.isfinite(than) and than else math.copysign(math.inf, of - than)
 
 
 @rule()
 def ends_better(pairing: Pairing, margin: Number) -> Outcome:
     """The first side ends better than the second by more than the margin. With several metrics, it must be better in
     all of them, and the effect is the smallest of their relative differences."""
-    return _bounded(_ends(pairing), margin)
+    return bounded(_ends(pairing), margin)
 
 
 @rule()
@@ -116,12 +140,10 @@ def ends_better_in_all(pairing: Pairing, margin: Number) -> Outcome:
     """The first side ends better than the second by more than the margin in every metric. Each metric has an interval
     of its own: all must lie above the margin, and one below it contradicts. The effect is the relative difference in
     the metric whose interval begins lowest."""
-    outcomes = {}
-    for k, metric in enumerate(pairing.metrics[0]):
-        effects = [_relative(of, than) for of, than in pairing.signed_values(k)]
-        if not effects:
-            return Outcome(())
-        outcomes[metric] = _bounded(effects, margin)
+    effects = _relative_ends(pairing)
+    if not all(effects):  # all runs diverged
+        return Outcome(())
+    outcomes = {metric: bounded(found, margin) for metric, found in zip(pairing.metrics[0], effects, strict=True)}
     contradicted = [metric for metric, outcome in outcomes.items() if outcome.verdict == CONTRADICTED]
     lowest = min(contradicted or outcomes, key=lambda metric: (outcomes[metric].interval[0], outcomes[metric].mean))
     pairing.marks.add(f"the effect is that of {lowest}")
@@ -131,21 +153,24 @@ def ends_better_in_all(pairing: Pairing, margin: Number) -> Outcome:
 @rule()
 def no_worse(pairing: Pairing, margin: Number) -> Outcome:
     """The first side does not end worse than the second by the margin or more."""
-    return _bounded(_ends(pairing), -margin)
+    return bounded(_ends(pairing), -margin)
 
 
 def _ends(pairing: Pairing) -> list[float]:
-    names = pairing.metrics[0]
-    if len(names) == 1:
+    if len(pairing.metrics[0]) == 1:
         return [_difference(of, than) for of, than in pairing.signed_values()]
-    tables = [[_relative(of, than) for of, than in pairing.signed_values(k)] for k in range(len(names))]
-    return [min(row) for row in zip(*tables, strict=True)]
+    return [min(row) for row in zip(*_relative_ends(pairing), strict=True)]
+
+
+def _relative_ends(pairing: Pairing) -> list[list[float]]:
+    """The relative differences of two sides in each metric, by seed."""
+    return [[_relative(*row) for row in pairing.signed_values(k)] for k in range(len(pairing.metrics[0]))]
 
 
 @rule(sides="order")
 def ranking(pairing: Pairing) -> Outcome:
     """The sides end in this order, the best first; the effect is the smallest difference between neighbours."""
-    return _bounded([min(_difference(a, b) for a, b in pairwise(row)) for row in pairing.signed_values()])
+    return bounded([min(_difference(a, b) for a, b in pairwise(row)) for row in pairing.signed_values()])
 
 
 @rule(sides="sides")
@@ -164,7 +189,7 @@ def trend(pairing: Pairing, at: tuple[Number, ...]) -> Outcome:
 def alike(pairing: Pairing, margin: Number) -> Outcome:
     """All sides end within the margin of each other; the effect is minus their range."""
     ranges = [_difference(min(row), max(row)) for row in pairing.signed_values()]
-    return _bounded(ranges, -margin)
+    return bounded(ranges, -margin)
 
 
 @rule(reads="curve", ratio="in {} of the updates")
@@ -194,12 +219,8 @@ def _first(pairing: Pairing, when: Callable[[Run], tuple[float, float] | None]) 
             counts.append(max(1, reached[0] if reached is not None and found else length))
             befores.append(max((u for u in run.series(pairing.metrics[0][0]) if u < counts[-1]), default=0))
         effects.append(math.log(counts[1] / counts[0]))
-        bounds += [_log(befores[1] / counts[0]), -_log(befores[0] / counts[1])]
+        bounds += [_log_ratio(befores[1], counts[0]), -_log_ratio(befores[0], counts[1])]
     return Outcome(tuple(effects), resolution=(min(bounds), max(bounds)))
-
-
-def _log(ratio: float) -> float:
-    return math.log(ratio) if ratio > 0 else -math.inf
 
 
 @rule(reads="")
@@ -217,7 +238,7 @@ def less_stable(pairing: Pairing, factor: Number) -> Outcome:
     norm, updates = "train/grad_norm", pairing.updates
 
     def peak(run: Run) -> float | None:
-        return run.peak(norm, updates) if not pairing.lost(run) and run.always_finite(norm, updates) else None
+        return run.peak(norm, updates) if run.always_finite(norm, updates) else None
 
     mark = "a run that alone diverged, or had no finite norm, counts as e times the factor"
     return _times(pairing, factor, peak, mark)
@@ -228,24 +249,21 @@ def less_steady(pairing: Pairing, factor: Number) -> Outcome:
     """Training of the first side is more than `factor` times as unsteady as that of the second, or only the first side
     diverges. Unsteady is by how much the training loss lies above its lowest value so far, as the mean logarithm of
     their ratio over all records. The effect is the logarithm of the sides' ratio."""
-
-    def unsteadiness(run: Run) -> float | None:
-        return None if pairing.lost(run) else run.unsteadiness(pairing.updates)
-
-    return _times(pairing, factor, unsteadiness, "a run that alone diverged counts as e times the factor")
+    mark = "a run that alone diverged counts as e times the factor"
+    return _times(pairing, factor, lambda run: run.unsteadiness(pairing.updates), mark)
 
 
 def _times(pairing: Pairing, factor: Number, measure: Callable[[Run], float | None], mark: str) -> Outcome:
-    """The logarithms of the ratios of a measure of both sides. A run without the measure, None, counts with a mark."""
+    """The logarithms of the ratios of a measure of both sides. A run that diverged or has none counts with a mark."""
     threshold, effects = math.log(factor), []
-    for (of,), (than,) in pairing.by_seed.values():
-        first, second = measure(of), measure(than)
+    for sides in pairing.by_seed.values():
+        first, second = (None if pairing.lost(run) else measure(run) for (run,) in sides)
         if first is None or second is None:
             pairing.marks.add(mark)
             effects.append((threshold + 1) * ((first is None) - (second is None)))
         else:
             effects.append(_log_ratio(first, second))
-    return _bounded(effects, threshold, have_sizes=mark not in pairing.marks)
+    return bounded(effects, threshold, have_sizes=mark not in pairing.marks)
 
 
 @rule(reads="", ratio="{} times the learning rate")
@@ -284,5 +302,5 @@ def _largest(pairing: Pairing, key: str, good: Callable[[list[Run]], list[float]
             nexts.append(min((rate for rate in rates if rate > largest[-1]), default=math.inf))
             pairing.marks |= {LARGEST} if largest[-1] == max(rates) else set()
         effects.append(math.log(largest[0] / largest[1]))
-        bounds += [_log(largest[0] / nexts[1]), -_log(largest[1] / nexts[0])]
+        bounds += [_log_ratio(largest[0], nexts[1]), -_log_ratio(largest[1], nexts[0])]
     return Outcome(tuple(effects), resolution=(min(bounds), max(bounds)))

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 from bnrnn.config import PACKAGE, ROOT
 from bnrnn.errors import BnrnnError
-from bnrnn.report.evidence import Evidence, once, read_run
+from bnrnn.report.evidence import Evidence, read_run
 from bnrnn.report.run import Run
 from bnrnn.report.summary import Summary, found_results, summarize
 from bnrnn.system.files import read_text, reading
@@ -29,15 +30,15 @@ class Stored:
             raise BnrnnError(f"{self.path} does not exist: give a folder of stored runs with --results")
         self.evidence = Evidence(self.path)
         self.shipped = None if self.path.is_dir() else list(_read_lines(self.path))
+        for method in (self.finished, self.unfinished):
+            setattr(self, method.__name__, cache(method))
 
-    @once
     def finished(self, key: str) -> list[Summary]:
         """The finished runs of an experiment. Damaged ones are reported and left out."""
         if self.shipped is not None:
             return [summary for summary in self.shipped if summary.key == key]
         return [summary_of(run) for run in self.evidence.runs(key)]
 
-    @once
     def unfinished(self, key: str) -> list[Summary]:
         """The runs of an experiment that have not ended."""
         return [summary_of(run) for run in self.evidence.unfinished(key)]

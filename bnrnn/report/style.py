@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
+from bnrnn.config import key_label, label
 from bnrnn.system.files import atomic_write
 
 
@@ -33,6 +34,13 @@ LOOKS = [
 ]  # fmt: skip
 
 
+def named(key: str, value: str) -> str:
+    """The label of an option, such as model=bn_lstm, or the name of a key and its value, such as a learning rate."""
+    if "." in key:
+        return f"{key_label(key)} {value}"
+    return label(key, value)
+
+
 def looks_of(rows: Iterable[str]) -> list[Look]:
     """The looks of the rows of a table: those of LOOKS or, if all rows are numbers, colors in the order of the rows."""
     rows = list(rows)
@@ -45,6 +53,7 @@ def looks_of(rows: Iterable[str]) -> list[Look]:
 NUMBER = re.compile(r"[0-9.e+-]+")
 PANEL = (5.4, 4.3)  # inches
 ACROSS = 3  # panels beside each other
+EXPLODED = 1000.0  # a loss above so many times the lowest one does not determine the range of an axis
 
 plt.rcParams.update({
     "font.size": 10, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,

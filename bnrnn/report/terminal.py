@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from statistics import mean
+from string import ascii_lowercase
 from typing import Any
 
 import plotext
@@ -14,7 +15,6 @@ from bnrnn.report.run import longest
 
 SIZE = (100, 22)  # characters of a plot
 COLORS = ["blue", "orange", "green", "magenta", "cyan", "red", "gray"]
-LETTERS = "abcdefghijklmnopqrstuvwxyz"  # points of a curve where there are no colors
 Values = dict[int, float]  # of a curve, by update
 Named = tuple[str, list[str], Values]  # the panel of a curve, the overrides of its run, and its values
 
@@ -97,7 +97,7 @@ def plot(curves: dict[str, list[Values]], metric: str, title: str, colored: bool
     for k, (name, of_seeds) in enumerate(curves.items()):
         updates = sorted(set.intersection(*(set(curve) for curve in of_seeds)))
         means = [mean(curve[u] for curve in of_seeds) for u in updates]
-        color, letter = COLORS[k % len(COLORS)], LETTERS[k % len(LETTERS)]
+        color, letter = COLORS[k % len(COLORS)], ascii_lowercase[k % 26]
         if colored:
             plotext.plot(updates, means, color=color)
         else:

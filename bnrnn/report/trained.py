@@ -5,6 +5,7 @@ from typing import Any
 
 from bnrnn.config import check_targets
 from bnrnn.errors import BnrnnError
+from bnrnn.report.claim_types import cell_of
 from bnrnn.report.evidence import Evidence, in_figures
 from bnrnn.report.run import Run
 from bnrnn.system.files import reading
@@ -56,8 +57,7 @@ def trained_runs(key: str, evidence: Evidence, **where: str) -> list[Run]:
         raise BnrnnError(f"{folder / key} has no finished run with its model: train {key} first, into {folder}")
     lengths: dict[str, set[int]] = {}
     for run in runs:
-        cell = " ".join(v for k, v in run.overrides.items() if k != "seed" and not k.startswith("budget."))
-        lengths.setdefault(cell, set()).add(run.result.updates)
+        lengths.setdefault(" ".join(cell_of(run.overrides).values()), set()).add(run.result.updates)
     common = set.intersection(*lengths.values())
     if not common:
         listed = "; ".join(f"{cell}: {sorted(found)}" for cell, found in lengths.items())

@@ -7,11 +7,9 @@ from itertools import groupby
 
 from bnrnn.metrics import metric_of
 from bnrnn.report.claim_types import SCOPES, Claim
-from bnrnn.report.claims import entry_of, papers
-from bnrnn.report.evidence import Evidence
-from bnrnn.report.judging import JudgedTest, judge
+from bnrnn.report.claims import entry_of
 from bnrnn.report.markdown import NONE
-from bnrnn.report.outcome import CONTRADICTED, HOLDS, LEAST_PAIRS, NOT_RUN, UNDECIDED, Outcome
+from bnrnn.report.outcome import CONTRADICTED, HOLDS, LEAST_PAIRS, NOT_RUN, UNDECIDED, JudgedTest, Outcome
 from bnrnn.report.rules import NEVER, PROPERTY, RULES
 
 TOO_FEW, BY_PART = "too few seeds", "differs by part"
@@ -127,12 +125,6 @@ def scope_in_words(tested: JudgedTest) -> str:
     if tested.test.scope == "shorter":
         return f"first {length} of {entry.paper_updates:,} updates"
     return f"{entry.in_place_of}, {length} updates"
-
-
-def judge_claims(evidence: Evidence) -> list[JudgedClaim]:
-    """All claims of the papers, judged by the evidence."""
-    claims = [claim for paper in papers() for claim in paper.claims.values()]
-    return [JudgedClaim(claim, tuple(judge(test, evidence) for test in claim.tests)) for claim in claims]
 
 
 def effect_in_words(tested: JudgedTest, whole: bool = True) -> str:

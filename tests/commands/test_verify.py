@@ -16,7 +16,8 @@ from bnrnn.config import ROOT
 from bnrnn.data.base import sha256
 from bnrnn.metrics import READ
 from bnrnn.report import summary
-from bnrnn.report.agreement import CONSISTENT, DIFFERS, ITSELF, NOTHING, Finding, prediction_interval
+from bnrnn.report.agreement import CONSISTENT, DIFFERS, ITSELF, NOTHING, Finding
+from bnrnn.report.outcome import student_interval
 from bnrnn.report.stored import Stored, load_new, summary_of
 from bnrnn.system.files import read_record, write_record
 from tests.report.test_runs import put
@@ -85,7 +86,9 @@ def run_command(monkeypatch, capsys, *arguments: object) -> tuple[int, list[str]
 ])  # fmt: skip
 def test_the_prediction_interval_has_the_quantile_of_a_printed_table(values, quantile, level):
     half = quantile * stdev(values) * (1 + 1 / len(values)) ** 0.5
-    assert prediction_interval(values, level) == pytest.approx((mean(values) - half, mean(values) + half), rel=1e-6)
+    assert student_interval(values, level, of_next=True) == pytest.approx(
+        (mean(values) - half, mean(values) + half), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(("share", "state"), [(0.99, CONSISTENT), (-0.99, CONSISTENT), (1.01, DIFFERS)])
@@ -113,7 +116,7 @@ def test_a_difference_names_the_quantity_how_far_it_is_and_what_differs_beside(t
     add(tmp_path, 8, metrics={"test/accuracy": 0.2}, environment={"precision": "bfloat16", "torch": "9.9"})
     status, (line, last), _ = run_command(monkeypatch, capsys, tmp_path, "--results", RESULTS)
     values = stored_values("test/accuracy", "lstm")
-    low, high = prediction_interval(values, 1 - 0.05 / 3)
+    low, high = student_interval(values, 1 - 0.05 / 3, of_next=True)
     torch = read_record(folder_of(RESULTS, 0, "lstm") / "result.json", "")["environment"]["torch"]
     assert status == 1 and last == "1 cell: 0 consistent, 1 differ, 0 nothing to compare with"
     assert line.startswith(

@@ -11,14 +11,13 @@ import pytest
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.report import evidence, pages, tables
-from bnrnn.report.claim_tests import as_override, same
+from bnrnn.report.claim_tests import as_override, claims_of, same
 from bnrnn.report.claim_types import Side
 from bnrnn.report.claims import read_paper, table_of
 from bnrnn.report.evidence import Evidence
-from bnrnn.report.judging import is_chosen, judge
+from bnrnn.report.judging import is_chosen, judge, judge_claims
 from bnrnn.report.site import curves
 from bnrnn.report.tables import render
-from bnrnn.report.verdicts import judge_claims
 from bnrnn.training.results import Result
 from tests.report.claim_files import claim_test
 from tests.report.test_runs import CELL, WORDS, put
@@ -50,28 +49,26 @@ claims:
 
 
 def read(folder: Path, text: str, points: dict | None = None):
-    """The paper of a text, as if it were that of Cooijmans et al., whose recipes it may name."""
+    """The paper and the claims of a text, as if it were that of Cooijmans et al., whose recipes it may name."""
     path = folder / "cooijmans2016/claims.yaml"
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     path.with_name("points.json").write_text(json.dumps(points or {}))
     read_paper.cache_clear()
-    return read_paper(path)
+    paper = read_paper(path)
+    return paper, claims_of(paper)
 
 
 def test_a_file_of_claims_becomes_types(tmp_path):
     points = {"fig2": {"lstm": {"pmnist": [[500, 0.1], [1000, 0.2]]}}}
-    paper = read(tmp_path, GOOD, points)
-    table, (first, second) = paper.entries["table1"], paper.claims["C1"].tests
+    paper, claims = read(tmp_path, GOOD, points)
+    table, (first, second) = paper.entries["table1"], claims["C1"].tests
     assert table.curves[0].points == {"lstm": {"pmnist": {500: 0.1, 1000: 0.2}}} and table.paper_updates == 100_000
     assert [side.overrides for side in first.sides] == [{"data": "pmnist", "model": m} for m in ("bn_lstm", "lstm")]
     assert first.parameters == {"margin": 0.01} and first.sides[0].metrics == ("test/accuracy",)
     assert (second.key, second.property_name) == ("cooijmans2016/fig3b", "longer_is_no_worse")
-
-
-def test_a_table_needs_no_curves(tmp_path):
-    text = re.sub(r"  curves:\n.*\n", "", GOOD)
-    assert read(tmp_path, text).entries["table1"].curves == ()
+    without = re.sub(r"  curves:\n.*\n", "", GOOD)
+    assert read(tmp_path, without)[0].entries["table1"].curves == ()
 
 
 def test_an_entry_without_curves_has_a_page_and_no_figure(tmp_path, monkeypatch):

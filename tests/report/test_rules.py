@@ -9,7 +9,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.report import outcome as outcomes
 from bnrnn.report import rules
 from bnrnn.report.outcome import CONTRADICTED, HOLDS, UNDECIDED, Outcome
-from bnrnn.report.pairing import DIVERGED, Pairing
+from bnrnn.report.rules import DIVERGED, Pairing
 from bnrnn.report.run import Run
 from bnrnn.training.results import Result
 
@@ -23,9 +23,8 @@ def run(seed: int = 0, curve=None, metric="valid/accuracy", status="finished", u
 
 def pairing(*sides, metric: str | list[str] = "test/accuracy", updates: int | None = None) -> Pairing:
     """A pairing of sides. A side is a list with a run, or a list of runs, for each seed."""
-    by_seed = {
-        str(k): [[x] if isinstance(x, Run) else x for x in row] for k, row in enumerate(zip(*sides, strict=True))
-    }
+    rows = zip(*sides, strict=True)
+    by_seed = {str(k): [[x] if isinstance(x, Run) else x for x in row] for k, row in enumerate(rows)}
     return Pairing(by_seed, [(metric,) if isinstance(metric, str) else tuple(metric)] * len(sides), updates)
 
 
@@ -35,10 +34,8 @@ def final(*values, metric="test/accuracy", **options):
 
 def test_the_interval_is_students():
     # t(0.975) is 4.3027 with two degrees of freedom and 12.7062 with one, from a table of the distribution.
-    assert outcomes.student_interval([1.0, 2.0, 3.0]) == pytest.approx(
-        (2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4
-    )
-    assert outcomes.student_interval([1.0, 2.0]) == pytest.approx((1.5 - 12.7062 / 2, 1.5 + 12.7062 / 2), abs=1e-3)
+    for values, middle, half in (([1.0, 2.0, 3.0], 2, 4.3027 / 3**0.5), ([1.0, 2.0], 1.5, 12.7062 / 2)):
+        assert outcomes.student_interval(values) == pytest.approx((middle - half, middle + half), abs=1e-4)
     assert outcomes.student_interval([1.0]) == (-math.inf, math.inf)
 
 
@@ -180,23 +177,27 @@ def test_what_is_alike_lies_within_the_margin():
     assert outcome.verdict == CONTRADICTED and outcome.effects == pytest.approx((-0.015,) * 3, rel=1e-3)
 
 
-def test_reaching_a_level_first_is_a_ratio_of_updates():
-    fast, slow = {100: 0.5, 200: 0.8}, {100: 0.1, 200: 0.4, 400: 0.9}
-    given = pairing([run(curve=fast)], [run(curve=slow)], metric="valid/accuracy")
-    assert rules.reaches_first(given, level=0.7).effects == pytest.approx((math.log(2),)) and given.marks == set()
-    reverse = pairing([run(curve=slow)], [run(curve=fast)], metric="valid/accuracy")
-    assert rules.reaches_first(reverse, level=0.7).effects == pytest.approx((-math.log(2),))
+def reached(of, than, level: float = 0.7, updates: int | None = None):
+    """The effect of `reaches_first` on two curves of accuracy, and its marks."""
+    given = pairing([run(curve=of)], [run(curve=than)], metric="valid/accuracy", updates=updates)
+    (effect,) = rules.reaches_first(given, level=level).effects
+    return effect, given.marks
 
 
-def test_a_run_that_never_gets_there_counts_with_its_length_and_is_marked():
-    fast, never = {100: 0.5, 200: 0.8}, {100: 0.1, 1000: 0.3}
-    given = pairing([run(curve=fast)], [run(curve=never)], metric="valid/accuracy")
-    assert rules.reaches_first(given, level=0.7).effects == pytest.approx((math.log(5),)) and given.marks == {
-        rules.NEVER["than"]
-    }
-    # Within 150 updates, neither run reaches the level.
-    given = pairing([run(curve=fast)], [run(curve=never)], metric="valid/accuracy", updates=150)
-    assert rules.reaches_first(given, level=0.7).effects == (0.0,) and given.marks == set(rules.NEVER.values())
+FAST, SLOW, NEVER, AT_ONCE = {100: 0.5, 200: 0.8}, {100: 0.1, 400: 0.9}, {100: 0.1, 1000: 0.3}, {0: 0.8, 100: 0.9}
+
+
+@pytest.mark.parametrize(("of", "than", "updates", "ratio", "marks"), [
+    (FAST, SLOW, None, 2, set()),
+    (SLOW, FAST, None, 1 / 2, set()),
+    (FAST, NEVER, None, 5, {rules.NEVER["than"]}),  # a run that never gets there counts with its length
+    (FAST, NEVER, 150, 1, set(rules.NEVER.values())),  # within 150 updates, neither run reaches the level
+    (AT_ONCE, {0: 0.1, 100: 0.9}, None, 100, set()),  # a level that is reached at update 0 counts as one update
+    ({0: 0.1, 100: 0.9}, AT_ONCE, None, 1 / 100, set()),
+    (AT_ONCE, AT_ONCE, None, 1, set()),
+])  # fmt: skip
+def test_reaching_a_level_first_is_a_ratio_of_updates(of, than, updates, ratio, marks):
+    assert reached(of, than, updates=updates) == (pytest.approx(math.log(ratio)), marks)
 
 
 def test_settling_is_measured_against_a_runs_own_lowest_loss():
@@ -210,14 +211,12 @@ def test_a_run_that_diverged_never_settles():
     lost = run(curve={100: 1.0}, metric="valid/loss", status="diverged", updates=150)
     slow = run(curve={100: 0.9, 200: 0.6, 400: 0.5}, metric="valid/loss")
     given = pairing([lost], [slow], metric="valid/loss")
-    assert rules.settles_first(given, share=0.01).effects == pytest.approx((math.log(0.4),)) and given.marks == {
-        rules.NEVER["of"]
-    }
+    assert rules.settles_first(given, share=0.01).effects == pytest.approx((math.log(0.4),))
+    assert given.marks == {rules.NEVER["of"]}
     slow.records.append({"update": 900, "seconds": 900.0, "valid/loss": 0.1})
     given = pairing([slow], [slow], metric="valid/loss", updates=400)
-    assert (
-        rules.settles_first(given, share=0.01).n == 1 and given.marks == set()
-    )  # the lowest loss within 400 updates counts
+    assert rules.settles_first(given, share=0.01).n == 1
+    assert given.marks == set(), "the lowest loss within 400 updates counts"
 
 
 def test_divergence_counts_where_the_other_trains():
@@ -276,9 +275,8 @@ def test_the_largest_learning_rate_at_which_a_level_is_reached():
     assert effect(at(2.0, 2.0, 2.5), at(2.0, 9.0, 9.0)) == pytest.approx(10)
     assert effect(at(9.0, 9.0, 9.0), at(9.0, 2.0, 9.0)) == pytest.approx(0.1)
     given = pairing([at(2.0, 2.0, 2.0)], [at(9.0, 9.0, 9.0)], metric="valid/loss", updates=49)
-    assert rules.learns_at_larger_rate(given, key="rate", level=2.5).effects == (
-        0.0,
-    )  # reached after the updates that are compared
+    after = rules.learns_at_larger_rate(given, key="rate", level=2.5)
+    assert after.effects == (0.0,), "reached after the updates that are compared"
 
 
 def test_reproduced_is_within_the_tolerance_for_sure():
@@ -301,10 +299,11 @@ def test_a_trend_is_the_slope_of_a_line_through_the_sides_and_larger_values_end_
     assert rules.trend(pairing(*accuracies, metric="valid/accuracy"), at=at).effects == pytest.approx((0.1,))
     lost = [*sides[:2], [run(k, status="diverged") for k in range(3)]]
     given = pairing(*lost, metric="valid/loss")
-    assert rules.trend(given, at=at).effects[1] == pytest.approx(1.0), (
-        "the diverged run counts like the worst, 1, 3 and 3"
-    )
+    assert rules.trend(given, at=at).effects[1] == pytest.approx(1.0), "the diverged run counts like the worst: 1, 3, 3"
     assert DIVERGED in given.marks
+    none = pairing([accuracies[0][0], run(1, status="diverged")], [accuracies[1][0], run(1, status="diverged")],
+                   metric="valid/accuracy")  # fmt: skip
+    assert rules.trend(none, at=at[:2]).effects == pytest.approx((0.1, 0.0)), "where both diverged there is none"
 
 
 def test_training_is_unsteady_by_how_much_its_loss_lies_above_its_lowest_so_far():
@@ -316,15 +315,18 @@ def test_training_is_unsteady_by_how_much_its_loss_lies_above_its_lowest_so_far(
     assert steady.unsteadiness() == pytest.approx(math.log(1.1) / 4)
     assert unsteady.unsteadiness() == pytest.approx((math.log(2) + math.log(4)) / 5)
     assert unsteady.unsteadiness(updates=3) == pytest.approx(math.log(2) / 3)
-    outcome = rules.less_steady(pairing([unsteady], [steady], metric=[]), factor=2)
-    assert outcome.effects == pytest.approx((math.log(unsteady.unsteadiness() / steady.unsteadiness()),))
-    assert (
-        outcome.num_agreeing == 1
-        and rules.less_steady(pairing([unsteady], [steady], metric=[]), factor=50).num_agreeing == 0
-    )
-    lost = trained(8.0, status="diverged")
-    assert rules.less_steady(pairing([lost], [steady], metric=[]), factor=2).num_agreeing == 1
-    assert rules.less_steady(pairing([steady], [lost], metric=[]), factor=2).effects[0] < 0
+
+    def compared(of, than, factor=2):
+        return rules.less_steady(pairing([of], [than], metric=[]), factor=factor)
+
+    ratio = math.log(unsteady.unsteadiness() / steady.unsteadiness())
+    assert compared(unsteady, steady).effects == pytest.approx((ratio,))
+    assert compared(unsteady, steady).num_agreeing == 1 and compared(unsteady, steady, factor=50).num_agreeing == 0
+    lost, falling = trained(8.0, status="diverged"), trained(2.0, 1.0)
+    assert compared(lost, steady).num_agreeing == 1 and compared(steady, lost).effects[0] < 0
+    # A loss that only falls is infinitely steadier than any other.
+    assert compared(steady, falling).effects == pytest.approx((math.log(2) + 1,))
+    assert compared(falling, falling).effects == (0.0,) and compared(falling, steady).effects[0] < 0
 
 
 def test_the_resolution_of_a_ratio_follows_from_the_distance_of_evaluations():
@@ -365,32 +367,6 @@ def test_equal_effects_show_something_only_if_their_possible_range_does():
     assert outcomes.within([95.3] * 3, 95.4, 0.5).verdict == UNDECIDED
     lone = pairing(final(1.0, 1.1, 1.2), [*final(0.5), *lost(2)])
     assert rules.ends_better(lone, margin=0.0).verdict == HOLDS, "all agree, and two of the effects have no size"
-
-
-def test_a_level_that_is_reached_before_the_first_update_counts_as_one_update():
-    at_once, late = run(curve={0: 0.8, 100: 0.9}), run(curve={0: 0.1, 100: 0.9})
-
-    def reached(of, than):
-        return rules.reaches_first(pairing([of], [than], metric="valid/accuracy"), level=0.7)
-
-    assert reached(at_once, late).effects == pytest.approx((math.log(100),))
-    assert reached(late, at_once).effects == pytest.approx((-math.log(100),))
-    assert reached(at_once, at_once).effects == (0.0,)
-
-
-def test_a_loss_that_only_falls_is_infinitely_steadier_than_any_other():
-    falling, rising = (run(curve=curve, metric="train/loss") for curve in ({1: 2.0, 2: 1.0}, {1: 1.0, 2: 2.0}))
-
-    def effects(of, than):
-        return rules.less_steady(pairing([of], [than], metric=[]), factor=2).effects
-
-    assert effects(rising, falling) == pytest.approx((math.log(2) + 1,)) and effects(falling, falling) == (0.0,)
-    assert effects(falling, rising)[0] < 0
-
-
-def test_a_trend_of_runs_that_all_diverged_is_none():
-    given = pairing([*final(0.9), *lost(1)], [*final(0.8), *lost(1)])
-    assert rules.trend(given, at=(0.0, 1.0)).effects == pytest.approx((0.1, 0.0))
 
 
 def test_the_parameters_of_a_rule_are_those_that_a_test_must_have():

@@ -9,9 +9,8 @@ import pytest
 from bnrnn.errors import BnrnnError
 from bnrnn.report import evidence, pages, plots, tables
 from bnrnn.report.claims import in_grid, table_of
-from bnrnn.report.curve_tables import render_windows
 from bnrnn.report.evidence import Evidence, run_files
-from bnrnn.report.run import longest
+from bnrnn.report.run import Run, longest
 from bnrnn.report.run_tables import render_summary
 from bnrnn.report.trained import trained_runs
 from bnrnn.system.files import read_record, write_record
@@ -32,12 +31,25 @@ def put(results_dir, key: str, overrides: dict, metrics: dict, records: list[dic
     cfg = composed(f"experiment={key}", f"budget={budget}", *(f"{k}={v}" for k, v in overrides.items() if k != "seed"))
     cfg.seed = int(overrides.get("seed", cfg.seed))
     record = config_record(apply_trial(cfg))
-    folder = results_dir / key / budget / ",".join(f"{k}={v}" for k, v in sorted(overrides.items()))
-    folder.mkdir(parents=True)
     environment = {"device": "cpu", "hardware": "x86_64", "backend": "cpu"}
     result = Result(key, overrides, "finished", 100, 50, metrics, 10.0, 5, ["abc"], environment, record, "a text")
+    store(results_dir, result, records)
+
+
+def store(results_dir, result: Result, records: list[dict] | None = None) -> None:
+    """Store a result and its records in the folder of its run."""
+    name = ",".join(f"{k}={v}" for k, v in sorted(result.overrides.items()))
+    folder = results_dir / result.name / result.config["budget"]["name"] / name
+    folder.mkdir(parents=True)
     result.write(folder)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records or []))
+
+
+def put_one(results_dir, key: str, *args, **options) -> Run:
+    """Store a finished run, and read it."""
+    put(results_dir, key, *args, **options)
+    (run,) = Evidence(results_dir).runs(key)
+    return run
 
 
 def change(path, changes: dict) -> None:
@@ -60,8 +72,7 @@ def train_records(*losses: float) -> list[dict]:
 
 
 def test_a_training_curve_has_each_update_once(tmp_path):
-    put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0}, train_records(6.0, 5.0, 4.0, 4.0, 3.0))
-    (run,) = Evidence(tmp_path).runs(WORDS)
+    run = put_one(tmp_path, WORDS, CELL, {"valid/ppl": 120.0}, train_records(6.0, 5.0, 4.0, 4.0, 3.0))
     assert run.series("train/loss") == {50: pytest.approx(5.5), 100: pytest.approx((4 + 4 + 3) / 3)}
     assert run.series("train/ppl")[50] == pytest.approx(exp(5.5))
     assert run.measured("train/ppl") == pytest.approx(exp(11 / 3))
@@ -69,10 +80,9 @@ def test_a_training_curve_has_each_update_once(tmp_path):
 
 def test_a_training_curve_ends_where_the_loss_is_not_a_number(tmp_path):
     records = train_records(6.0, 5.0, 4.0, 4.0, 3.0)
-    records[3]["train/loss"] = None
-    put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0}, records)
-    (run,) = Evidence(tmp_path).runs(WORDS)
-    assert run.series("train/loss") == {50: pytest.approx(5.5)}
+    records[3]["train/loss"] = records[-1]["valid/loss"] = None
+    run = put_one(tmp_path, WORDS, CELL, {"valid/ppl": 120.0}, records)
+    assert run.series("train/loss") == {50: pytest.approx(5.5)} and run.series("valid/loss") == {50: 5.0}
 
 
 def test_both_published_numbers_are_compared_and_valid_with_population_statistics(tmp_path):
@@ -80,14 +90,9 @@ def test_both_published_numbers_are_compared_and_valid_with_population_statistic
     put(tmp_path, WORDS, CELL, metrics, train_records(5.0, 5.0, 4.1, 4.1, 4.1))
     sections = tables.sections(table_of(WORDS), Evidence(tmp_path).runs(WORDS), [])
     valid, train = sections.values()
-    assert (
-        "| `input_bn_lstm` | `small` | 120.9 | 121.0 (n=1 of 3) | +0.1 | within tolerance, n=1 (tolerance 2.0) |"
-        in valid
-    )
-    assert (
-        "| `input_bn_lstm` | `small` | 62.5 | 60.3 (n=1 of 3) | -2.2 | outside tolerance, n=1 (tolerance 2.0) |"
-        in train
-    )
+    row, end = "| `input_bn_lstm` | `small` |", "tolerance, n=1 (tolerance 2.0) |"
+    assert f"{row} 120.9 | 121.0 (n=1 of 3) | +0.1 | within {end}" in valid
+    assert f"{row} 62.5 | 60.3 (n=1 of 3) | -2.2 | outside {end}" in train
     assert valid.count("not run") == train.count("not run") == 5
 
 
@@ -106,7 +111,7 @@ def test_a_shorter_run_counts_at_equal_updates_unless_something_else_was_changed
     put(tmp_path, key, cell | {"seed": "0"}, {"valid/bpc": 2.2}, records, budget="cpu")
     for seed, option, bpc in (("1", {"budget.epochs": "1"}, 2.4), ("2", {"model.hidden_size": "8"}, 9.0)):
         put(tmp_path, key, cell | {"seed": seed} | option, {"valid/bpc": bpc}, [{"update": 791, "valid/bpc": bpc}])
-    text = render_windows(table_of(key), table_of(key).curves[0], Evidence(tmp_path).runs(key))
+    text = tables.render_windows(table_of(key), table_of(key).curves[0], Evidence(tmp_path).runs(key))
     assert "| `lstm` | `ptb_char` | 0 to 791 | 2.223 (points: 1) | 2.300 ± 0.141 (n=2) | +0.077 |" in text
 
 
@@ -122,15 +127,15 @@ def test_the_summary_has_the_main_metric_and_leaves_out_unmeasured_ones(tmp_path
 
 def test_a_trial_of_a_search_is_shown_with_what_it_drew_and_is_not_stale(tmp_path):
     key = "laurent2015/table3_search"
-    put(tmp_path, key, {"data": "ptb_char", "model": "rnn", "search.trial": "3", "seed": "0"}, {"valid/bpc": 2.0})
-    (run,) = Evidence(tmp_path).runs(key)
+    run = put_one(
+        tmp_path, key, {"data": "ptb_char", "model": "rnn", "search.trial": "3", "seed": "0"}, {"valid/bpc": 2.0}
+    )
     assert not run.stale and set(run.drawn) == {"optim.lr", "optim.momentum", "batch_size"}
     assert f"lr={run.drawn['optim.lr']} momentum={run.drawn['optim.momentum']}" in render_summary([run])
 
 
 def test_a_run_whose_folder_is_deeper_because_of_a_group_path_is_found(tmp_path):
-    put(tmp_path, "zhang2017/flickr8k", {"model": "captioner/lstm", "seed": "0"}, {"valid/ppl": 30.0})
-    (run,) = Evidence(tmp_path).runs("zhang2017/flickr8k")
+    run = put_one(tmp_path, "zhang2017/flickr8k", {"model": "captioner/lstm", "seed": "0"}, {"valid/ppl": 30.0})
     assert run.overrides["model"] == "captioner/lstm" and run.budget == "paper" and not run.stale
     assert "| model=captioner/lstm | paper | 100 |" in render_summary([run])
 
@@ -156,8 +161,7 @@ def test_a_result_that_no_longer_composes_is_stale_and_stops_no_page(tmp_path):
 def test_a_run_without_the_override_of_its_column_is_in_no_panel(tmp_path):
     key = "cooijmans2016/table2"
     records = [{"update": 791, "seconds": 1.0, "valid/bpc": 2.2}]
-    put(tmp_path, key, {"model": "lstm"}, {"valid/bpc": 2.2}, records)
-    (run,) = Evidence(tmp_path).runs(key)
+    run = put_one(tmp_path, key, {"model": "lstm"}, {"valid/bpc": 2.2}, records)
     assert in_grid(key, run.overrides) and run.seed == "0"
     plots.draw_curve(table_of(key), table_of(key).curves[0], Evidence(tmp_path), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").exists()
@@ -178,20 +182,13 @@ def test_a_run_with_a_deleted_key_is_not_stale(tmp_path):
     assert "momentum" not in cell.cfg.optim
 
 
-def test_an_analysis_without_models_says_what_to_train(tmp_path):
-    put(tmp_path, WORDS, CELL, {"valid/ppl": 120.0})
-    with pytest.raises(BnrnnError, match=r"no finished run with its model: train laurent2015/table2 first"):
-        trained_runs(WORDS, Evidence(tmp_path))
-
-
 def test_a_search_shows_its_best_beside_the_papers_and_a_dot_for_each_trial(tmp_path):
     key = "laurent2015/table3_search"
     for trial, loss in (("3", 1.5), ("4", 1.2), ("5", 1.9), ("6", 0.7)):
         cell = {"data": "ptb_char", "model": "rnn", "search.trial": trial, "seed": "0"}
         records = [{"update": u, "seconds": 1.0, "valid/loss": v} for u, v in ((50, loss), (100, loss + 0.5))]
-        put(
-            tmp_path, key, cell, {"valid/loss": 2.0 - loss, "valid/bpc": 1.0}, records
-        )  # of the model with the highest accuracy
+        selected = {"valid/loss": 2.0 - loss, "valid/bpc": 1.0}  # of the model with the highest accuracy
+        put(tmp_path, key, cell, selected, records)
     (path,) = tmp_path.rglob("*search.trial=6*/result.json")
     change_recipe(path)  # the best of them, but stale
     runs = Evidence(tmp_path).runs(key)
@@ -226,7 +223,7 @@ def test_analyses_take_the_longest_runs_with_a_model_that_are_not_stale(tmp_path
         (folder / MODEL).unlink()
     assert [run.seed for run in trained_runs(WORDS, Evidence(tmp_path), **where)] == ["0"]
     (folders[0] / MODEL).unlink()
-    with pytest.raises(BnrnnError, match="no finished run with its model"):
+    with pytest.raises(BnrnnError, match="no finished run with its model: train laurent2015/table2 first"):
         trained_runs(WORDS, Evidence(tmp_path), **where)
 
 
@@ -240,9 +237,8 @@ def test_analyses_take_the_greatest_length_that_all_models_have(tmp_path):
         change(folder / FILE, result | {"updates": updates})
 
     def found(**where):
-        return [
-            (r.overrides["model"], r.result.updates, r.seed) for r in trained_runs(TABLE, Evidence(tmp_path), **where)
-        ]
+        runs = trained_runs(TABLE, Evidence(tmp_path), **where)
+        return [(run.overrides["model"], run.result.updates, run.seed) for run in runs]
 
     TABLE = "cooijmans2016/table2"
     trained("lstm", 300, 0)

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import re
 import runpy
 import shutil
@@ -7,18 +6,18 @@ import sys
 
 import pytest
 
-from bnrnn.config import ROOT, compose_config, sweep
+from bnrnn.config import ROOT, compose_config, label, sweep
 from bnrnn.errors import BnrnnError
 from bnrnn.report import pages, plots, style, tables
 from bnrnn.report.claim_types import Quantity
 from bnrnn.report.claims import entries, entry_of, in_grid, papers, table_of
 from bnrnn.report.claims import tables as all_tables
-from bnrnn.report.curve_tables import render_reach
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.pages import render_index
 from bnrnn.report.run import Run, order_in_words
 from bnrnn.report.run_tables import render_summary
 from bnrnn.training.results import Result, config_record
+from tests.report.test_runs import store
 
 KEY = "cooijmans2016/table1"
 TABLE = table_of(KEY)
@@ -35,15 +34,6 @@ def result(
     return Result(KEY, overrides, status, cfg.budget.updates, 1, metrics, 10.0, 5, ["abc"], environment, record)
 
 
-def put(results_dir, run: Result, records: list[dict] | None = None) -> None:
-    """Store a run in the same way as training."""
-    name = ",".join(f"{k}={v}" for k, v in sorted(run.overrides.items()))
-    folder = results_dir / KEY / run.config["budget"]["name"] / name
-    folder.mkdir(parents=True)
-    run.write(folder)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records or []))
-
-
 def curve(*points: tuple[int, float, float]) -> list[dict]:
     """The records of evaluations: update, seconds, accuracy."""
     return [{"update": u, "seconds": s, "valid/accuracy": a} for u, s, a in points]
@@ -51,7 +41,7 @@ def curve(*points: tuple[int, float, float]) -> list[dict]:
 
 def reach(results_dir) -> str:
     """The table of time to each level."""
-    return render_reach(TABLE, TABLE.curves[0], Evidence(results_dir).runs(KEY))
+    return tables.render_reach(TABLE, TABLE.curves[0], Evidence(results_dir).runs(KEY))
 
 
 def published(results_dir) -> str:
@@ -67,26 +57,23 @@ def row(text: str, *cells: str) -> str:
 
 def test_mean_spread_count_difference_and_verdict(tmp_path):
     for seed, accuracy in (("0", 0.951), ("1", 0.956)):
-        put(tmp_path, result(test=accuracy, model="bn_lstm", data="pmnist", seed=seed))
-    put(tmp_path, result(test=0.97, model="lstm", data="smnist", seed="0"))
+        store(tmp_path, result(test=accuracy, model="bn_lstm", data="pmnist", seed=seed))
+    store(tmp_path, result(test=0.97, model="lstm", data="smnist", seed="0"))
     for seed, accuracy in (("0", 0.989), ("1", 0.990), ("2", 0.991)):
-        put(tmp_path, result(test=accuracy, model="bn_lstm", data="smnist", seed=seed))
+        store(tmp_path, result(test=accuracy, model="bn_lstm", data="smnist", seed=seed))
     text = published(tmp_path)
-    assert row(text, "`bn_lstm`", "`pmnist`").endswith(
-        "| 95.4 | 95.35 ± 0.35 (n=2 of 3) | -0.05 | within tolerance, n=2 (tolerance 0.5) |"
-    )
-    assert row(text, "`lstm`", "`smnist`").endswith(
-        "| 98.9 | 97.00 (n=1 of 3) | -1.90 | outside tolerance, n=1 (tolerance 0.5) |"
-    )
-    assert row(text, "`bn_lstm`", "`smnist`").endswith(
-        "| 99.0 | 99.00 ± 0.10 (n=3) | +0.00 | reproduced (tolerance 0.5) |"
-    )
-    assert row(text, "`lstm`", "`pmnist`").endswith("| – | – | not run |")
+    for cell, shown in {
+        ("`bn_lstm`", "`pmnist`"): "| 95.4 | 95.35 ± 0.35 (n=2 of 3) | -0.05 | within tolerance, n=2 (tolerance 0.5) |",
+        ("`lstm`", "`smnist`"): "| 98.9 | 97.00 (n=1 of 3) | -1.90 | outside tolerance, n=1 (tolerance 0.5) |",
+        ("`bn_lstm`", "`smnist`"): "| 99.0 | 99.00 ± 0.10 (n=3) | +0.00 | reproduced (tolerance 0.5) |",
+        ("`lstm`", "`pmnist`"): "| – | – | not run |",
+    }.items():
+        assert row(text, *cell).endswith(shown)
     assert text.count("\n") == 2 + 6
 
 
 def test_a_published_best_is_compared_with_the_best_of_the_curve(tmp_path):
-    put(tmp_path, result(model="lstm", data="smnist", seed="0"), curve((500, 1.0, 0.7), (1000, 2.0, 0.6)))
+    store(tmp_path, result(model="lstm", data="smnist", seed="0"), curve((500, 1.0, 0.7), (1000, 2.0, 0.6)))
     runs = Evidence(tmp_path).runs(KEY)
     for best, shown in ((None, "50.00"), ("max", "70.00"), ("min", "60.00")):
         part = dataclasses.replace(TABLE.published[0], metric="valid/accuracy", best=best)
@@ -105,7 +92,7 @@ def test_numbers_of_other_papers_are_marked_as_quoted(tmp_path):
 
 
 def test_short_runs_are_never_the_tables_number(tmp_path):
-    put(tmp_path, result("cpu", 0.954, model="bn_lstm", data="pmnist", seed="0"),
+    store(tmp_path, result("cpu", 0.954, model="bn_lstm", data="pmnist", seed="0"),
         curve((500, 100.0, 0.5), (2500, 500.0, 0.75)))  # fmt: skip
     text = tables.render(KEY, Evidence(tmp_path))
     published, rest = text.split("equal updates")
@@ -119,27 +106,26 @@ def test_short_runs_are_never_the_tables_number(tmp_path):
 
 def test_a_result_of_another_recipe_is_stale(tmp_path):
     old = result(model="lstm", data="smnist", seed="0")
-    put(tmp_path, dataclasses.replace(old, config=old.config | {"batch_size": 7}))
-    text = published(tmp_path)
-    assert row(text, "`lstm`", "`smnist`").endswith("| – | – | stale: the recipe has changed since |")
-    put(tmp_path, result(model="lstm", data="smnist", seed="1"))  # the mean would mix two recipes
+    store(tmp_path, dataclasses.replace(old, config=old.config | {"batch_size": 7}), curve((500, 100.0, 0.9)))
+    assert reach(tmp_path) == "No run has reached one of these levels.\n"
+    store(tmp_path, result(model="lstm", data="smnist", seed="1"))  # the mean would mix two recipes
     text = published(tmp_path)
     assert row(text, "`lstm`", "`smnist`").endswith("| – | – | stale: the recipe has changed since |")
 
 
 def test_a_diverged_run_has_no_number(tmp_path):
-    put(tmp_path, result(status="diverged", model="lstm", data="smnist", seed="0"))
+    store(tmp_path, result(status="diverged", model="lstm", data="smnist", seed="0"))
     text = tables.render(KEY, Evidence(tmp_path))
     assert row(text, "`lstm`", "`smnist`").endswith("| – | – | 1 of 1 diverged |")
     assert "1 diverged" in text.split("## All")[1]
 
 
-def test_of_two_lengths_of_one_run_the_longer_gives_the_curve(tmp_path):
-    for budget, accuracy in (("cpu", 0.1), ("paper", 0.65)):
-        put(tmp_path, result(budget, model="bn_lstm", data="pmnist", seed="0"),
-            curve((1000, 100.0, accuracy)))  # fmt: skip
+def test_of_two_lengths_of_one_run_the_longer_gives_the_curve_and_the_time(tmp_path):
+    for budget, seconds, accuracy in (("cpu", 100.0, 0.6), ("paper", 90.0, 0.65)):
+        store(tmp_path, result(budget, model="bn_lstm", data="pmnist", seed="0"), curve((1000, seconds, accuracy)))
     text = tables.render(KEY, Evidence(tmp_path))
     assert "0.650 (n=1)" in row(text, "`bn_lstm`", "`pmnist`", "0 to 1,000")
+    assert row(text, "`pmnist`", "reference on cpu", "0.5").endswith("| not run | 90 (n=1) |")
 
 
 def test_the_papers_curves_have_the_points_that_were_read_off_before():
@@ -161,36 +147,28 @@ def test_the_papers_curves_have_the_points_that_were_read_off_before():
         found = curve.points[row_name][col]
         assert {u: found[u] for u in points} == pytest.approx(points, abs=0.005), (table, row_name)
         assert list(curve.windows) == sorted(set(curve.windows))
+    assert all(levels[0] > 0 and levels[-1] < 1 and list(levels) == sorted(set(levels))
+               for levels in TABLE.curves[0].reach.values())  # fmt: skip
     counts = [len(TABLE.curves[0].points[m][d]) for m in ("lstm", "bn_lstm") for d in ("smnist", "pmnist")]
     assert min(counts) >= 190, "about one point for each of 200 epochs"
 
 
 def test_a_row_shows_the_runs_that_it_borrows(tmp_path):
     """Gamma 0.1 of Fig. 6 is the BN-LSTM of Table 1."""
-    put(tmp_path, result("cpu", model="bn_lstm", data="pmnist", seed="0"), curve((500, 1.0, 0.5)))
-    put(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed="0"), curve((500, 1.0, 0.5)))
-    put(tmp_path, result("cpu", model="lstm", data="pmnist", seed="0"), curve((500, 1.0, 0.5)))
+    store(tmp_path, result("cpu", model="bn_lstm", data="pmnist", seed="0"), curve((500, 1.0, 0.5)))
+    store(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed="0"), curve((500, 1.0, 0.5)))
+    store(tmp_path, result("cpu", model="lstm", data="pmnist", seed="0"), curve((500, 1.0, 0.5)))
     (run,) = Evidence(tmp_path).shown("cooijmans2016/fig6_pmnist")
     assert run.overrides == {"data": "pmnist", "model": "bn_lstm", "seed": "0", "model.layer.gamma_init": "0.1"}
     assert in_grid("cooijmans2016/fig6_pmnist", run.overrides) and not run.stale
     assert len(Evidence(tmp_path).shown(KEY)) == 3, "Table 1 borrows none"
 
 
-def test_training_metrics_are_averaged_between_evaluations():
-    records = [{"update": u, "train/loss": float(u)} for u in (10, 20)] + [{"update": 20, "valid/loss": 1.0}]
-    records += [{"update": 30, "train/loss": 30.0}, {"update": 30, "valid/loss": 2.0}]
-    run = Run(ROOT, {"seed": "0"}, "paper", result(), records)
-    assert run.series("train/loss") == {20: 15.0, 30: 30.0}
-    diverged = dataclasses.replace(run, records=[*records[:3], {"update": 30, "train/loss": None, "valid/loss": None}])
-    assert diverged.series("train/loss") == {20: 15.0} and diverged.series("valid/loss") == {20: 1.0}
-    assert run.series("valid/loss") == {20: 1.0, 30: 2.0}
-
-
 def test_time_to_accuracy_is_the_first_evaluation_that_has_it(tmp_path):
-    put(tmp_path, result("cpu", model="lstm", data="pmnist", seed="0"),
+    store(tmp_path, result("cpu", model="lstm", data="pmnist", seed="0"),
         [{"update": 10, "seconds": 2.0, "train/loss": 2.3}, *curve((500, 100.0, 0.49), (1000, 210.5, 0.5)),
          *curve((1500, 300.0, 0.4), (2000, 400.0, 0.7))])  # fmt: skip
-    put(tmp_path, result("cpu", model="bn_lstm", data="pmnist", seed="0"), curve((500, 1400.0, 0.76)))
+    store(tmp_path, result("cpu", model="bn_lstm", data="pmnist", seed="0"), curve((500, 1400.0, 0.76)))
     text, engine = reach(tmp_path), "reference on cpu"
     assert row(text, "`pmnist`", engine, "0.5").endswith("| 1,000 (n=1) | 500 (n=1) | 210 (n=1) | 1,400 (n=1) |")
     assert row(text, "`pmnist`", engine, "0.6").endswith("| 2,000 (n=1) | 500 (n=1) | 400 (n=1) | 1,400 (n=1) |")
@@ -201,11 +179,10 @@ def test_time_to_accuracy_is_the_first_evaluation_that_has_it(tmp_path):
 
 def test_time_to_accuracy_says_how_many_seeds_got_there(tmp_path):
     for seed, points in enumerate((curve((500, 100.0, 0.8)), curve((1000, 300.0, 0.7)), curve((1000, 310.0, 0.1)))):
-        put(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed=str(seed)), points)
+        store(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed=str(seed)), points)
     text = reach(tmp_path)
-    assert row(text, "`smnist`", "reference on cpu", "0.7").endswith(
-        "| not run | 750 ± 354 (n=2 of 3) | not run | 200 ± 141 (n=2 of 3) |"
-    )
+    seven = row(text, "`smnist`", "reference on cpu", "0.7")
+    assert seven.endswith("| not run | 750 ± 354 (n=2 of 3) | not run | 200 ± 141 (n=2 of 3) |")
     assert row(text, "`smnist`", "reference on cpu", "0.8").endswith("| 500 (n=1 of 3) | not run | 100 (n=1 of 3) |")
 
 
@@ -213,8 +190,8 @@ def test_numbers_of_batch_statistics_in_the_order_of_the_file_are_marked(tmp_pat
     """Only those of a model with batch normalization whose data is shuffled now, and only those of batch statistics."""
     before = {"evaluation_order": "file"}
     for model in ("lstm", "bn_lstm"):
-        put(tmp_path, result("cpu", env=before, model=model, data="pmnist", seed="0"), curve((500, 100.0, 0.5)))
-    put(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed="0"), curve((500, 100.0, 0.5)))
+        store(tmp_path, result("cpu", env=before, model=model, data="pmnist", seed="0"), curve((500, 100.0, 0.5)))
+    store(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed="0"), curve((500, 100.0, 0.5)))
     by_cell = {(run.overrides["data"], run.overrides["model"]): run for run in Evidence(tmp_path).runs(KEY)}
     lstm, bn, shuffled = (by_cell[c] for c in (("pmnist", "lstm"), ("pmnist", "bn_lstm"), ("smnist", "bn_lstm")))
     assert (lstm.in_file_order, bn.in_file_order, shuffled.in_file_order) == (False, True, False)
@@ -235,27 +212,24 @@ def test_numbers_of_batch_statistics_in_the_order_of_the_file_are_marked(tmp_pat
 def test_seconds_of_engines_hardware_and_threads_are_not_averaged(tmp_path):
     h100, h200 = ({"device": "cuda", "hardware": f"NVIDIA {name}", "backend": "triton"} for name in ("H100", "H200"))
     for seed, env, seconds in (("0", {}, 1000.0), ("1", {"backend": "cpu"}, 400.0), ("2", {"num_threads": 2}, 700.0)):
-        put(tmp_path, result("cpu", env=env, model="lstm", data="smnist", seed=seed), curve((500, seconds, 0.9)))
+        store(tmp_path, result("cpu", env=env, model="lstm", data="smnist", seed=seed), curve((500, seconds, 0.9)))
     for seed, env, seconds in (("0", h100, 20.0), ("1", h100, 30.0), ("2", h200, 10.0)):
-        put(tmp_path, result("paper", env=env, model="lstm", data="smnist", seed=seed), curve((1000, seconds, 0.95)))
+        store(tmp_path, result("paper", env=env, model="lstm", data="smnist", seed=seed), curve((1000, seconds, 0.95)))
     text = reach(tmp_path)
     lines = {line.split(" | ")[1]: line.split(" | ")[5] for line in text.splitlines() if " | 0.9 | " in line}
     assert lines == {
-        "cpu on cpu": "400 (n=1)",
-        "reference on cpu": "1,000 (n=1)",
-        "reference on cpu, 2 threads": "700 (n=1)",
-        "triton on NVIDIA H100": "25 ± 7 (n=2)",
-        "triton on NVIDIA H200": "10 (n=1)",
-    }
+        "cpu on cpu": "400 (n=1)", "reference on cpu": "1,000 (n=1)", "reference on cpu, 2 threads": "700 (n=1)",
+        "triton on NVIDIA H100": "25 ± 7 (n=2)", "triton on NVIDIA H200": "10 (n=1)",
+    }  # fmt: skip
 
 
 def test_results_without_a_published_number_have_no_verdict(tmp_path):
-    put(tmp_path, result("cpu", 0.25, model="lstm", data="smnist", seed="0"))
-    put(tmp_path, result("cpu", 0.75, model="lstm", data="smnist", seed="1"))
-    put(tmp_path, result("paper", 0.85, model="lstm", data="smnist", seed="1"))
-    put(tmp_path, result("cpu", status="diverged", model="bn_lstm", data="smnist", seed="0"))
+    store(tmp_path, result("cpu", 0.25, model="lstm", data="smnist", seed="0"))
+    store(tmp_path, result("cpu", 0.75, model="lstm", data="smnist", seed="1"))
+    store(tmp_path, result("paper", 0.85, model="lstm", data="smnist", seed="1"))
+    store(tmp_path, result("cpu", status="diverged", model="bn_lstm", data="smnist", seed="0"))
     stale = result("paper", 0.99, model="lstm", data="smnist", seed="2")
-    put(tmp_path, dataclasses.replace(stale, config=stale.config | {"batch_size": 7}))
+    store(tmp_path, dataclasses.replace(stale, config=stale.config | {"batch_size": 7}))
     table = dataclasses.replace(TABLE, measured=(Quantity("accuracy", "test/accuracy", digits=2),))
     text = tables.render_measured(table, Evidence(tmp_path).runs(KEY))
     short, long = [line for line in text.splitlines() if line.startswith("| `lstm` | `smnist` |")]
@@ -264,47 +238,28 @@ def test_results_without_a_published_number_have_no_verdict(tmp_path):
 
 
 def test_a_loss_is_reached_from_above_and_steady_near_its_own_lowest():
-    records = [
-        {"update": u, "seconds": u / 10, "valid/loss": v} for u, v in ((5, 4.0), (10, 3.04), (15, 3.0), (20, 3.5))
-    ]
-    run = Run(ROOT, {"seed": "0"}, "paper", result(), records)
+    run = a_run("lstm", {5: 4.0, 10: 3.04, 15: 3.0, 20: 3.5})
     assert run.reached("valid/loss", 3.2) == (10, 1.0) and run.reached("valid/loss", 2.9) is None
-    assert dataclasses.replace(run, records=[]).steady("valid/loss", 0.01) is None, "diverged before any evaluation"
+    assert a_run("lstm", {}).steady("valid/loss", 0.01) is None, "diverged before any evaluation"
     assert run.steady("valid/loss", 0.02) == (10, 1.0) and run.steady("valid/loss", 0.01) == (15, 1.5)
 
 
-def test_of_two_lengths_by_one_engine_the_longer_gives_the_time(tmp_path):
-    for budget, seconds in (("cpu", 100.0), ("paper", 90.0)):
-        put(tmp_path, result(budget, model="lstm", data="smnist", seed="0"), curve((500, seconds, 0.5)))
-    assert row(reach(tmp_path), "`smnist`", "reference on cpu", "0.5").endswith("| 90 (n=1) | not run |")
-
-
-def test_stale_runs_have_no_time_to_accuracy(tmp_path):
-    old = result("cpu", model="lstm", data="smnist", seed="0")
-    put(tmp_path, dataclasses.replace(old, config=old.config | {"batch_size": 7}), curve((500, 100.0, 0.9)))
-    assert reach(tmp_path) == "No run has reached one of these levels.\n"
-
-
-def test_the_page_has_the_time_and_the_index_has_not(tmp_path):
-    put(tmp_path, result("cpu", model="lstm", data="smnist", seed="0"), curve((500, 100.0, 0.9)))
-    assert "time to each level" in tables.render(KEY, Evidence(tmp_path))
-    assert "time to each level" not in render_index([KEY], Evidence(tmp_path))
-
-
 def test_the_index_has_rows_of_runs_and_one_line_for_the_cells_without(tmp_path):
-    put(tmp_path, result(test=0.97, model="lstm", data="smnist", seed="0"))
+    store(tmp_path, result(test=0.97, model="lstm", data="smnist", seed="0"))
+    title = "**Test accuracy (%): published and ours at the paper's length**"
+    assert (
+        render_index([KEY], Evidence(tmp_path / "none"))
+        .split(title)[1]
+        .split("**")[0]
+        .strip()
+        .startswith("Not run (published): `lstm` on `smnist` (98.9)")
+    ), "without any run, the table is this line alone"
     text = render_index([KEY], Evidence(tmp_path))
     assert row(text, "`lstm`", "`smnist`").endswith("| -1.90 | outside tolerance, n=1 (tolerance 0.5) |")
     assert "Not run (published): `bn_lstm` on `smnist` (99.0), `lstm` on `pmnist` (90.2)" in text
-    assert "not run |" not in text
-    assert "not run |" in tables.render(KEY, Evidence(tmp_path)), "the page keeps a row for every cell"
-
-
-def test_a_table_of_the_index_without_any_run_is_its_line_alone(tmp_path):
-    table = render_index([KEY], Evidence(tmp_path)).split(
-        "**Test accuracy (%): published and ours at the paper's length**"
-    )[1]
-    assert table.split("**")[0].strip().startswith("Not run (published): `lstm` on `smnist` (98.9)")
+    page = tables.render(KEY, Evidence(tmp_path))
+    assert "not run |" not in text and "not run |" in page, "the page keeps a row for every cell"
+    assert "time to each level" not in text and "time to each level" in page
 
 
 def test_the_index_names_every_paper_and_what_has_no_runs_at_all(tmp_path):
@@ -318,19 +273,11 @@ def test_the_index_names_every_paper_and_what_has_no_runs_at_all(tmp_path):
     assert [name for line in lines for name in re.findall(r"`(\w+)`", line)] == missing
 
 
-def test_accuracies_to_reach_are_of_the_grid_and_rising():
-    levels = TABLE.curves[0].reach
-    assert set(levels) <= set(sweep(KEY)["data"])
-    for values in levels.values():
-        assert list(values) == sorted(set(values))
-        assert values[0] > 0 and values[-1] < 1
-
-
 def test_the_panel_of_time_shows_the_engine_that_ran_both_models(tmp_path):
     for seed in ("0", "1", "2"):
-        put(tmp_path, result("cpu", env={"backend": "cpu"}, model="lstm", data="smnist", seed=seed))
+        store(tmp_path, result("cpu", env={"backend": "cpu"}, model="lstm", data="smnist", seed=seed))
     for model in ("lstm", "bn_lstm"):
-        put(tmp_path, result("paper", model=model, data="smnist", seed="0"))
+        store(tmp_path, result("paper", model=model, data="smnist", seed="0"))
     engine, runs = plots.commonest_engine(Evidence(tmp_path).runs(KEY), "model")
     assert engine == "reference on cpu"
     assert [run.overrides["model"] for run in runs] == ["lstm", "bn_lstm"]
@@ -339,8 +286,10 @@ def test_the_panel_of_time_shows_the_engine_that_ran_both_models(tmp_path):
 def test_the_figure_has_a_second_row_against_time(tmp_path, monkeypatch):
     for seed, minutes in (("0", 1.0), ("1", 3.0)):
         run = dataclasses.replace(result("cpu", model="lstm", data="smnist", seed=seed), seconds=240.0)
-        put(tmp_path, run, curve((500, 60 * minutes, 0.2), (1000, 120 * minutes, 0.4)))
-    put(tmp_path, result("cpu", env={"backend": "cpu"}, model="lstm", data="smnist", seed="2"), curve((500, 1.0, 0.9)))
+        store(tmp_path, run, curve((500, 60 * minutes, 0.2), (1000, 120 * minutes, 0.4)))
+    store(
+        tmp_path, result("cpu", env={"backend": "cpu"}, model="lstm", data="smnist", seed="2"), curve((500, 1.0, 0.9))
+    )
     figures = []
     monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
     plots.draw_curve(TABLE, TABLE.curves[0], Evidence(tmp_path), tmp_path / "fig.png")
@@ -354,59 +303,51 @@ def test_the_figure_has_a_second_row_against_time(tmp_path, monkeypatch):
     assert mean.get_ydata() == pytest.approx([0.2, 0.4])
 
 
-def test_an_exploding_loss_has_a_logarithmic_axis_that_others_determine_and_the_table_shows_its_order_of_magnitude():
-    losses = {"lstm": [4.0, 3.0, 2.0], "bn_lstm": [5.0, 3e17, 2e17]}
-    runs = [
-        Run(ROOT, {"model": model}, "paper", result(), [{"update": u, "valid/loss": v} for u, v in enumerate(values)])
-        for model, values in losses.items()
-    ]
+def a_run(model: str, values: dict[int, float], metric: str = "valid/loss", status: str = "finished") -> Run:
+    records = [{"update": u, "seconds": u / 10, metric: v} for u, v in values.items()]
+    return Run(ROOT, {"model": model}, "paper", dataclasses.replace(result(), status=status), records)
+
+
+def panel(runs: list[Run], *models: str, metric: str = "valid/loss", **options) -> plots.Axes:
+    """A panel of runs, with one row for each model."""
     figure, ax = plots.plt.subplots()
-    rows = {name: name for name in losses}
-    plots.draw_panel(ax, runs, rows, lambda run, row: run.overrides["model"] == row, "valid/loss", {})
+    rows = {name: label("model", name) for name in models}
+    plots.draw_panel(ax, runs, rows, lambda run, row: run.overrides["model"] == row, metric, {}, **options)
     plots.plt.close(figure)
+    return ax
+
+
+def test_an_exploding_loss_has_a_logarithmic_axis_that_others_determine_and_the_table_shows_its_order_of_magnitude():
+    runs = [a_run("lstm", {0: 4.0, 1: 3.0, 2: 2.0}), a_run("bn_lstm", {0: 5.0, 1: 3e17, 2: 2e17})]
+    ax = panel(runs, "lstm", "bn_lstm")
     assert ax.get_yscale() == "log" and ax.get_ylim() == pytest.approx((0.9 * 2.0, 1.1 * 1000 * 2.0))
     assert tables.spread([3e17], 1) == "3e+17 (n=1)" and tables.spread([123456.0], 1) == "123,456.0 (n=1)"
 
 
-def test_the_grid_is_the_experiments():
-    assert sweep(KEY)["seed"] == ["0", "1", "2"]
-    assert list(sweep("cooijmans2016/fig6_pmnist")) == ["model", "data", "model.layer.gamma_init", "seed"]
-
-
 def test_a_run_that_diverged_before_its_first_evaluation_is_in_the_legend():
-    def run(model: str, curve: dict[int, float], status: str = "finished") -> Run:
-        records = [{"update": u, "valid/loss": v} for u, v in curve.items()]
-        return Run(ROOT, {"model": model}, "paper", dataclasses.replace(result(), status=status), records)
-
-    runs = [run("lstm", {}, "diverged"), run("lstm", {}, "diverged"), run("bn_lstm", {10: 2.0, 20: 1.0}),
-            run("bn_lstm", {10: 2.0}, "diverged")]  # fmt: skip
-    figure, ax = plots.plt.subplots()
-    rows = {"lstm": "LSTM", "bn_lstm": "BN-LSTM", "rnn": "RNN"}
-    plots.draw_panel(ax, runs, rows, lambda r, row: r.overrides["model"] == row, "valid/loss", {})
+    runs = [a_run("lstm", {}, status="diverged"), a_run("lstm", {}, status="diverged"),
+            a_run("bn_lstm", {10: 2.0, 20: 1.0}), a_run("bn_lstm", {10: 2.0}, status="diverged")]  # fmt: skip
+    ax = panel(runs, "lstm", "bn_lstm", "rnn")
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
     crosses = [line for line in ax.get_lines() if line.get_marker() == "X" and len(line.get_xdata())]
-    plots.plt.close(figure)
     assert texts == ["LSTM (n=2, 2 diverged)", "BN-LSTM (n=2, 1 diverged)"]
     assert [float(cross.get_ydata()[0]) for cross in crosses] == [0.97, 0.97, 2.0]  # at the top, or at the last point
     assert crosses[2].get_transform() == ax.transData != crosses[0].get_transform()
 
 
 def test_a_panel_shows_the_interval_of_three_seeds_the_level_of_guessing_and_no_exaggerated_difference():
-    def panel(seeds: int, updates: int) -> plots.Axes:
-        records = [[{"update": u, "valid/accuracy": 0.12 + s / 100} for u in range(updates)] for s in range(seeds)]
-        runs = [Run(ROOT, {}, "paper", result(), record) for record in records]
-        ax = plots.plt.subplots()[1]
-        plots.draw_panel(ax, runs, {"lstm": "LSTM"}, lambda run, row: True, "valid/accuracy", {}, chance=0.1)
-        plots.plt.close(ax.figure)
-        return ax
+    def shown(seeds: int, updates: int) -> plots.Axes:
+        values = [dict.fromkeys(range(updates), 0.12 + seed / 100) for seed in range(seeds)]
+        runs = [a_run("lstm", of_seed, "valid/accuracy") for of_seed in values]
+        return panel(runs, "lstm", metric="valid/accuracy", chance=0.1)
 
-    ax = panel(3, 4)
+    ax = shown(3, 4)
     low, high = ax.get_ylim()
     assert high - low == pytest.approx(plots.SPAN) and low < 0.1
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["LSTM (n=3)", "guessing"]
     band = ax.collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == pytest.approx((0.13 - 0.02484, 0.13 + 0.02484), abs=1e-4)  # t = 4.303, n = 3
-    means = {n: next(line for line in panel(2, n).get_lines() if line.get_label() == "LSTM (n=2)") for n in (4, 40)}
+    means = {n: next(line for line in shown(2, n).get_lines() if line.get_label() == "LSTM (n=2)") for n in (4, 40)}
     assert [line.get_marker() for line in means.values()] == ["o", "None"]
 
 

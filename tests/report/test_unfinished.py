@@ -10,9 +10,9 @@ import pytest
 from bnrnn.report import plots, tables
 from bnrnn.report.claims import table_of
 from bnrnn.report.evidence import Evidence
+from bnrnn.report.judging import judge_claims
 from bnrnn.report.site import curves
 from bnrnn.report.style import LOOKS
-from bnrnn.report.verdicts import judge_claims
 from bnrnn.training import checkpoint
 from bnrnn.training.cells import expand
 from bnrnn.training.results import FILE, config_record
@@ -52,14 +52,12 @@ def test_the_page_compares_an_unfinished_run_with_the_papers_curve_and_with_noth
     page = tables.render(TABLE, Evidence(tmp_path))
     assert r"| `bn_lstm` | `pmnist` | 0 to 1,000 | 0.600 (points: 2) | 0.556 (n=1) \* | -0.044 |" in page
     listed = page.split("## Unfinished runs")[1].split("## All finished runs")[0]
-    assert (
-        "| data=pmnist model=bn_lstm seed=0 | 1,520 | accuracy 70.0 at update 1,500 | 0.493 | cpu on x86_64 |" in listed
-    )
+    shown = "| 1,520 | accuracy 70.0 at update 1,500 | 0.493 | cpu on x86_64 |"
+    assert f"| data=pmnist model=bn_lstm seed=0 {shown}" in listed
     assert "| `bn_lstm` | `pmnist` | 95.4 |\n" in page and "Not run yet at the paper's length." in page
     assert "No run has finished yet." in page
-    assert not any(
-        test.outcome for claim in judge_claims(Evidence(tmp_path)) for test in claim.tested if test.test.key == TABLE
-    )
+    tested = [test for claim in judge_claims(Evidence(tmp_path)) for test in claim.tested if test.test.key == TABLE]
+    assert tested and not any(test.outcome for test in tested)
 
 
 def test_figures_draw_an_unfinished_run_after_the_end_of_a_shorter_one(tmp_path):
@@ -68,9 +66,8 @@ def test_figures_draw_an_unfinished_run_after_the_end_of_a_shorter_one(tmp_path)
     for seed in "01":
         put(tmp_path, TABLE, CELL | {"seed": seed}, {"valid/accuracy": 0.5}, short, budget="cpu")
     unfinished, finished = Evidence(tmp_path).unfinished(TABLE), Evidence(tmp_path).runs(TABLE)
-    plot = curves.of_experiment(
-        table_of(TABLE), [*finished, *unfinished], {run.folder: "page.html" for run in finished}
-    )
+    pages = {run.folder: "page.html" for run in finished}
+    plot = curves.of_experiment(table_of(TABLE), [*finished, *unfinished], pages)
     of_seed = {line.member: line for line in plot.lines if line.metric == "valid/accuracy"}
     assert (of_seed["0"].x[curves.UPDATES], of_seed["0"].page) == ([500, 1000, 1500, 2000], "")
     assert (of_seed["1"].x[curves.UPDATES], of_seed["1"].page) == ([500, 1000], "page.html")
@@ -90,11 +87,8 @@ def test_the_line_of_a_seed_that_was_trained_longer_is_stronger_after_the_end_of
     drawn = [(line.get_alpha(), list(map(float, line.get_xdata()))) for line in ax.get_lines()]
     plt.close(fig)
     thin, strong, thick = 0.35, 0.45, 0.5  # pale, because it was evaluated in the order of the file
-    assert drawn == [(thin, [500, 1000])] * 2 + [
-        (thin, [500, 1000, 1500, 2000]),
-        (strong, [1000, 1500, 2000]),
-        (thick, [500, 1000]),
-    ]
+    longer = [(thin, [500, 1000, 1500, 2000]), (strong, [1000, 1500, 2000])]
+    assert drawn == [(thin, [500, 1000])] * 2 + longer + [(thick, [500, 1000])]
 
 
 def test_runs_that_are_stale_damaged_or_finished_are_no_unfinished_runs(tmp_path, capsys):

@@ -15,6 +15,7 @@ from bnrnn.config import CONF, compose_config
 from bnrnn.data.base import SequenceData
 from bnrnn.errors import BnrnnError
 from bnrnn.report import evidence, trained
+from bnrnn.report.claim_tests import claims_of
 from bnrnn.report.claims import read_paper
 from bnrnn.system.locks import LOCK
 from bnrnn.train import train
@@ -97,7 +98,7 @@ def make_inputs(folder: Path) -> list[Input]:
     claims = folder / "claims/cooijmans2016/claims.yaml"  # of a paper that has the recipes
     claims.parent.mkdir(parents=True)
     claims.write_text(CLAIMS)
-    found.append(Input("claims", claims.parent, lambda: read_paper.__wrapped__(claims), [claims]))
+    found.append(Input("claims", claims.parent, lambda: claims_of(read_paper.__wrapped__(claims)), [claims]))
     return [*found, *_runs(folder / "runs"), _options(folder / "conf")]
 
 

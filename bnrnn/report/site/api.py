@@ -3,6 +3,8 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
+from bnrnn.report.site.parts import toctree
+
 PARTS = {
     "bnrnn": "what `import bnrnn` offers",
     "bnrnn.layers": "the recurrent layers and normalizations of the papers",
@@ -29,8 +31,7 @@ def pages() -> dict[str, str]:
     """The pages of the reference by their names."""
     names = [f"api/{name}" for name in PARTS]
     rows = "\n".join(f"- [{name}]({name}.md): {about}" for name, about in PARTS.items())
-    contents = "\n".join(name.removeprefix("api/") for name in names)
-    tree = f"```{{toctree}}\n:hidden:\n\n{contents}\n```\n"
+    tree = toctree(name.removeprefix("api/") for name in names)
     index = f"# Reference\n\nFrom the docstrings of the package.\n\n{rows}\n\n{tree}"
     return {"api/index": index, **{f"api/{name}": _page(name) for name in PARTS}}
 

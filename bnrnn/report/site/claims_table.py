@@ -1,15 +1,13 @@
 """The claims as a table that can be sorted and filtered, for the page of all claims."""
 
-import re
 from html import escape
 
 from bnrnn.report.claims import entry_of, paper_of
 from bnrnn.report.claims_page import COLUMNS, INTRODUCTION, ages, summary, support
-from bnrnn.report.site.filtered import filtered_table
+from bnrnn.report.site.parts import filtered_table, kind_of, raw_html
 from bnrnn.report.verdicts import WORDS, JudgedClaim, Verdict
 
 KEYS = ("length", "early")  # what a reader can filter: the words of the two verdicts
-BOLD = re.compile(rf"\*\*({'|'.join(WORDS)})\*\*")
 
 
 def render(claims: list[JudgedClaim], text: str) -> str:
@@ -23,10 +21,7 @@ def render(claims: list[JudgedClaim], text: str) -> str:
 
 {summary(claims)}
 
-```{{raw}} html
-{claims_table(claims)}
-```
-
+{raw_html(claims_table(claims))}
 ## What the words mean
 {INTRODUCTION}
 {rest}"""
@@ -48,15 +43,9 @@ def claims_table(claims: list[JudgedClaim]) -> str:
             ("evidence", "", pages or "–"),
         ]
         html = "".join(f'<td data-title="{title}"{extra}>{cell}</td>' for title, extra, cell in cells)
-        attributes = " ".join(f'data-{key}="{escape(value)}"' for key, value in data.items())
-        rows.append((data, f"<tr {attributes}>{html}</tr>"))
+        rows.append((data, html))
     header = ["claim", *COLUMNS, "rules", "effect [95 %]", "evidence"]
     return filtered_table("claims", header, rows, ["paper", *KEYS])
-
-
-def colored(text: str) -> str:
-    """A text in Markdown whose verdicts in bold have the colors of their words."""
-    return BOLD.sub(lambda match: f'<span class="verdict {_kind(match[1])}">{match[1]}</span>', text)
 
 
 def _place(verdict: Verdict) -> str:
@@ -66,11 +55,7 @@ def _place(verdict: Verdict) -> str:
 
 def _badge(verdict: Verdict) -> str:
     """The verdict in full, with the color of its word."""
-    return f'<span class="verdict {_kind(verdict.word)}">{escape(verdict.text)}</span>'
-
-
-def _kind(word: str) -> str:
-    return word.replace(" ", "-") if word != "–" else "none"
+    return f'<span class="verdict {kind_of(verdict.word)}">{escape(verdict.text)}</span>'
 
 
 def _title(key: str) -> str:

@@ -13,9 +13,8 @@ from typing import Any
 from bnrnn.metrics import axis_title
 from bnrnn.report.claim_types import Table
 from bnrnn.report.evidence import in_figures
-from bnrnn.report.plots import EXPLODED, named
 from bnrnn.report.run import Run, longest, name_of
-from bnrnn.report.style import LOOKS, looks_of
+from bnrnn.report.style import EXPLODED, LOOKS, looks_of, named
 from bnrnn.system.files import write_text
 
 UPDATES, SECONDS, EPOCHS = "updates", "seconds of training updates", "epochs"

@@ -3,21 +3,23 @@
 import re
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import yaml
 
 from bnrnn.config import CONF, ROOT, sweep
 from bnrnn.report.claim_types import Analysis, PaperEntry, Table
 from bnrnn.report.claims import in_grid, paper_of
+from bnrnn.report.costs import hours_of_cell
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.markdown import NONE, markdown
 from bnrnn.report.run import Run
-from bnrnn.report.site import curves, missing
+from bnrnn.report.site import curves
+from bnrnn.report.site.parts import CURVES, again, folded, hours, page_of, provenance_of
 from bnrnn.report.tables import render
 from bnrnn.system.files import read_text
-from bnrnn.training.cells import expand
-from bnrnn.training.results import config_record
+from bnrnn.training.cells import Cell
+from bnrnn.training.progress import total_updates
+from bnrnn.training.results import FILE, config_record
 
 FIGURE = re.compile(r"^!\[(.*?)\]\((\S+?)\.png\)$", re.MULTILINE)
 IMAGE = re.compile(r"^!\[(.*?)\]\((\S+?\.(?:png|svg))\)\n", re.MULTILINE)
@@ -31,7 +33,10 @@ PLOT = """## Interactive plot
 
 {about}
 
-<div id="curves" class="curves"><noscript>The plot needs JavaScript.</noscript></div>
+{curves}
+"""
+OF_COST = """The time of an update is that of the most similar runs that have been timed, on one core of a machine \
+that also had other work. Evaluations are not counted.
 """
 EMBEDDED, LINKED = "![{title}]({path})\n\n", "All panels in one figure: [{title}]({path}).\n\n"
 OF_RUNS = """Thin lines are runs, thick lines their means over the seeds that are switched on, circles or dotted \
@@ -43,11 +48,6 @@ OF_ANALYSIS = "Lines of one color belong together; click on a name in the legend
 def runs_of(entry: PaperEntry, evidence: Evidence) -> list[Run]:
     """All finished runs of an entry; an analysis has none of its own."""
     return evidence.runs(entry.key) if isinstance(entry, Table) else []
-
-
-def page_of(run: Run, evidence: Evidence) -> str:
-    """The address of a run's page in the site, without its ending."""
-    return "runs/" + re.sub(r"[^\w./-]", "-", str(run.folder.relative_to(evidence.folder)))
 
 
 def plot_of(entry: PaperEntry, evidence: Evidence) -> curves.Plot | None:
@@ -76,12 +76,12 @@ def render_page(entry: PaperEntry, evidence: Evidence, has_plot: bool) -> str:
     first, rest = split(IMAGE.sub("", body))
     about = OF_ANALYSIS if isinstance(entry, Analysis) else OF_RUNS
     parts = [title, f"*{paper_of(entry.key).title}.* {again(entry)}\n", first.strip() + "\n"]
-    plot = [PLOT.format(about=about)] if has_plot else []
+    plot = [PLOT.format(about=about, curves=CURVES)] if has_plot else []
     parts += [*plot, *figures, rest] if shown is LINKED else [*figures, *plot, rest]
     if runs:
         parts.append(f"### Pages of the runs\n\n{render_runs(entry.key, runs, evidence)}")
-    parts += [recipe(entry, runs), deviations(entry), provenance(entry, runs, evidence)]
-    parts.append(f"## What is missing\n\n{missing.render(entry, evidence)}")
+    parts += [recipe(entry, runs, evidence), deviations(entry), provenance(entry, runs, evidence)]
+    parts.append(f"## What is missing\n\n{missing(entry, evidence)}")
     return "\n".join(part for part in parts if part)
 
 
@@ -99,12 +99,6 @@ def split(body: str) -> tuple[str, str]:
     """The comparisons with the paper, which come before the figures, and the other sections of a page."""
     match = LATER.search(body)
     return (body[: match.start()], body[match.start() :]) if match else (body, "")
-
-
-def again(entry: PaperEntry) -> str:
-    """The command that makes the table or figure."""
-    target = entry.name if entry.paper == "cooijmans2016" else f"{entry.paper}-{entry.name}"
-    return f"Make it again with `make reproduce-{target}`."
 
 
 def with_figures(text: str, folder: Path) -> str:
@@ -130,19 +124,14 @@ def render_runs(key: str, runs: list[Run], evidence: Evidence) -> str:
     return markdown(["run", "budget", "state", "updates", "time"], rows)
 
 
-def hours(seconds: float) -> str:
-    """A duration in hours or minutes."""
-    return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
-
-
-def recipe(entry: PaperEntry, runs: list[Run]) -> str:
+def recipe(entry: PaperEntry, runs: list[Run], evidence: Evidence) -> str:
     """The grid, the recipe, and the resolved configuration of one of its cells."""
     if isinstance(entry, Analysis):
         text = (ROOT / entry.program).read_text()
         return f"## Recipe\n\nThe program `{entry.program}`:\n\n{folded('The program', 'python', text)}"
     key = entry.key
     run = next((run for run in runs if in_grid(key, run.overrides) and not run.stale), None)
-    cell = expand([f"experiment={key}", "budget=paper"])[0]
+    cell = evidence.cells(key)[0]
     choices = run.overrides if run else cell.overrides
     # Composing takes a good part of a second, and a result that is not stale has the same configuration.
     record = run.result.config if run else config_record(cell.cfg)
@@ -154,12 +143,6 @@ def recipe(entry: PaperEntry, runs: list[Run]) -> str:
         f"{folded(f'conf/experiment/{key}.yaml', 'yaml', source)}"
         f"{folded(f'The whole configuration, resolved, for {at}', 'yaml', yaml.safe_dump(record, sort_keys=False))}"
     )
-
-
-def folded(title: str, language: str, text: str) -> str:
-    """A block of code that opens with a click."""
-    shown = re.sub(r"`(.*?)`", r"<code>\1</code>", title)
-    return f"<details><summary>{shown}</summary>\n\n```{language}\n{text.rstrip()}\n```\n\n</details>\n\n"
 
 
 def deviations(entry: PaperEntry) -> str:
@@ -193,7 +176,32 @@ def provenance(entry: PaperEntry, runs: list[Run], evidence: Evidence) -> str:
     return "## Provenance\n\nTimes are those of training updates.\n\n" + markdown(header, rows)
 
 
-def provenance_of(result: dict[str, Any]) -> str:
-    """The date, the commit and the environment of an analysis. Old results have no date."""
-    found = {"date": result.get("date", "not recorded"), "commit": result["commit"], **result["environment"]}
-    return "## Provenance\n\n" + markdown(["", ""], [[k, f"`{v}`"] for k, v in found.items()])
+def missing(entry: PaperEntry, evidence: Evidence) -> str:
+    """The cells of the grid without a run of the paper's length, by their overrides, with the hours that they take."""
+    if isinstance(entry, Analysis):
+        models = f" It needs the models of `{entry.models}`, trained first." if entry.models else ""
+        return "Nothing.\n" if evidence.is_measured(entry) else f"The analysis has not been run.{models}\n"
+    cells = evidence.cells(entry.key)
+    absent = [cell for cell in cells if not (cell.folder / FILE).exists()]
+    if not absent:
+        return "Nothing: every run of the grid has the paper's length.\n"
+    by_kind: dict[str, list[Cell]] = {}
+    for cell in absent:
+        kind = " ".join(f"`{k}={v}`" for k, v in cell.overrides.items() if k not in ("seed", "search.trial"))
+        by_kind.setdefault(kind, []).append(cell)
+    rows = [[kind, *_row(of_kind, evidence)] for kind, of_kind in by_kind.items()]
+    costs = [hours_of_cell(cell, evidence) for cell in absent]
+    total = f"They take about {sum(cost or 0.0 for cost in costs):,.0f} core hours. "
+    if None in costs:
+        total = "Where the table has no hours, no similar run has been timed yet; `make plan-...` measures it. "
+    count = f"{len(absent)} of {len(cells)} runs of the paper's length are missing. "
+    return f"{count}{total}{OF_COST}\n{markdown(['runs', 'seeds or trials', 'updates', 'core hours of each'], rows)}"
+
+
+def _row(cells: list[Cell], evidence: Evidence) -> list[str]:
+    """[seeds, updates, hours] of cells that differ only in their seed or trial."""
+    names = [cell.overrides.get("search.trial", cell.overrides.get("seed", "")) for cell in cells]
+    shown = ", ".join(names) if len(names) < 6 else f"{len(names)} of them"
+    updates = total_updates(cells[0], evidence.known(cells[0].experiment))
+    cost = hours_of_cell(cells[0], evidence)
+    return [shown, NONE if updates is None else f"{updates:,}", NONE if cost is None else f"{cost:,.1f}"]

@@ -4,7 +4,7 @@ import re
 
 from bnrnn.config import ROOT
 from bnrnn.report.markdown import BLOCK
-from bnrnn.report.site.claims_table import colored
+from bnrnn.report.site.parts import colored
 
 ABOUT = re.compile(r"^# bnrnn\n.*?(?=^Use it if|^!\[[^\]]*\]\(results/)", re.DOTALL | re.MULTILINE)
 FIGURE = re.compile(r"^!\[[^\]]*\]\(results/\S+\)\n(?:\n\*[^*].*?[^*]\*\n)?", re.DOTALL | re.MULTILINE)
@@ -13,13 +13,12 @@ CODE = re.compile(r"^## A training loop\n.*?\n```python\n.*?```\n", re.DOTALL | 
 BADGE = re.compile(r"^\[?!\[.*\n", re.MULTILINE)
 
 
-def render(readme: str, navigation: str) -> str:
-    """The front page as MyST Markdown.
+def render(navigation: str) -> str:
+    """The front page as MyST Markdown, with the tables of contents of the sidebar at its end.
 
-    Args:
-        readme: the text of README.md, whose generated blocks have all numbers of the page.
-        navigation: the tables of contents of the sidebar.
+    All numbers of the page are those of generated blocks in README.md.
     """
+    readme = (ROOT / "README.md").read_text()
     about = BADGE.sub("", _part(ABOUT, readme, "an introduction")).rstrip()
     blocks = {match[2]: match[0].split("-->\n", 1)[1].rsplit("<!--", 1)[0] for match in BLOCK.finditer(readme)}
     return f"""{about}
@@ -44,11 +43,6 @@ can be filtered and says what the verdicts mean.
 [Engines](docs/engines.md) says what computes the layers, and how to choose.
 
 {navigation}"""
-
-
-def readme() -> str:
-    """The text of README.md."""
-    return (ROOT / "README.md").read_text()
 
 
 def _part(pattern: re.Pattern[str], readme: str, name: str) -> str:

@@ -6,7 +6,7 @@ from html import escape
 from bnrnn.config import label
 from bnrnn.report.claims import entry_of
 from bnrnn.report.evidence import Evidence
-from bnrnn.report.site.experiment import again
+from bnrnn.report.site.parts import again, raw_html
 
 CAPTIONS, ATTENTION, GRADIENTS, STATISTICS = (
     "zhang2017/fig3", "cooijmans2016/attention", "cooijmans2016/fig1a", "cooijmans2016/fig5",
@@ -74,7 +74,7 @@ def _attention(evidence: Evidence, key: str) -> str:
             is_right = "right" if reader["answer"] == question["answer"] else "wrong"
             answer = f"{escape(label('setting', setting))}: <b>{escape(reader['answer'])}</b> ({is_right})"
             parts.append(f'<div class="attention"><p>{answer}</p><p class="passage">{words}</p></div>')
-    return f"```{{raw}} html\n{''.join(parts)}\n```\n"
+    return raw_html("".join(parts))
 
 
 def _statistics(evidence: Evidence, key: str) -> str:

@@ -6,7 +6,7 @@ from types import ModuleType
 from bnrnn.config import ROOT
 from bnrnn.report.claim_types import load_module
 from bnrnn.report.evidence import Evidence
-from bnrnn.report.site.experiment import folded, provenance_of
+from bnrnn.report.site.parts import CURVES, folded, provenance_of
 
 KEY = "programs/word_language_model"
 SCOPE = """{data}. This shows that the layer fits into the program, and what an update costs. It does not show which
@@ -36,8 +36,7 @@ def render(evidence: Evidence) -> str:
     if evidence.has_numbers(KEY):
         result = evidence.numbers(KEY)
         parts += ["## Results", program().render(result), SCOPE.format(data=result["data"])]
-        parts += ['<div id="curves" class="curves"><noscript>The plot needs JavaScript.</noscript></div>']
-        parts += [provenance_of(result)]
+        parts += [CURVES, provenance_of(result)]
     else:
         parts += [f"It has not been measured yet: run `python {PROGRAM.relative_to(ROOT)} --out-dir results`."]
     parts += ["## The program", folded(f"`{PROGRAM.relative_to(ROOT)}`", "python", PROGRAM.read_text())]

@@ -11,8 +11,7 @@ from bnrnn.report.claims import tables
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.run import Run, order_in_words
 from bnrnn.report.site.curves import title
-from bnrnn.report.site.experiment import hours, page_of
-from bnrnn.report.site.filtered import filtered_table
+from bnrnn.report.site.parts import filtered_table, hours, page_of, raw_html
 
 
 def all_runs(evidence: Evidence) -> list[tuple[Table, Run]]:
@@ -42,7 +41,7 @@ def context(table: Table, run: Run, evidence: Evidence) -> dict[str, Any]:
         "table_page": f"results/{table.key}",
         "command": f"python -m bnrnn.train {' '.join(arguments)} out_dir=results",
         "folder": str(run.folder.relative_to(evidence.folder.parent)),
-        "facts": facts,
+        "facts_of_run": facts,
         "metrics": [[name, _in_words(name), f"{value:.6g}"] for name, value in sorted(result.metrics.items())],
         "config": yaml.safe_dump(result.config, sort_keys=False),
         "environment": {**result.environment, "commits": ", ".join(result.commits)},
@@ -64,7 +63,6 @@ def render_all(evidence: Evidence) -> str:
     rows = []
     for table, run in all_runs(evidence):
         data = {"paper": table.paper, "table": table.key, "state": run.result.status}
-        attributes = " ".join(f'data-{k}="{escape(v)}"' for k, v in data.items())
         cells = [
             f'<a href="../{page_of(run, evidence)}.html">{escape(title(run))}</a>',
             f'<a href="{table.key}.html">{escape(table.key)}</a>',
@@ -74,8 +72,8 @@ def render_all(evidence: Evidence) -> str:
         cells = "".join(f"<td>{cell}</td>" for cell in cells)
         numbers = f'<td data-sort="{run.result.updates}">{run.result.updates:,}</td>'
         numbers += f'<td data-sort="{run.result.seconds}">{hours(run.result.seconds)}</td>'
-        rows.append((data, f"<tr {attributes}>{cells}{numbers}</tr>"))
+        rows.append((data, cells + numbers))
     header = ["run", "table or figure", "budget", "state", "updates", "time"]
-    text = filtered_table("runs", header, rows, ["table", "state"])
+    text = raw_html(filtered_table("runs", header, rows, ["table", "state"]))
     about = "Every finished run, with its configuration, curves, environment and pieces."
-    return f"# All runs\n\n{about}\n\n```{{raw}} html\n{text}\n```\n"
+    return f"# All runs\n\n{about}\n\n{text}"

@@ -12,25 +12,18 @@ from bnrnn.config import ROOT
 from bnrnn.report.claim_types import Paper
 from bnrnn.report.claims import entries, papers
 from bnrnn.report.evidence import Evidence
+from bnrnn.report.judging import judge_claims
 from bnrnn.report.markdown import markdown
 from bnrnn.report.outcome import NOT_RUN
 from bnrnn.report.site import api, claims_table, front, gallery, notebook, programs, run_pages
 from bnrnn.report.site.experiment import render_page, rendered, runs_of
-from bnrnn.report.verdicts import judge_claims
+from bnrnn.report.site.parts import colored, toctree
 from bnrnn.system.files import write_text
 from bnrnn.training.results import MODELS
 
 FIGURES = (".png", ".svg")
 NOTEBOOK = "examples/gamma"
 FIRST = ("docs/choosing", "docs/layer", "examples", NOTEBOOK, "docs/engines")  # for those who use the layers
-TOCTREE = """```{{toctree}}
-:hidden:
-:maxdepth: 2
-:caption: {caption}
-
-{entries}
-```
-"""
 
 
 def write(folder: Path, evidence: Evidence, with_plot: Collection[str]) -> None:
@@ -64,8 +57,8 @@ def write(folder: Path, evidence: Evidence, with_plot: Collection[str]) -> None:
                     *benchmarks, *(name for name in documents if f"/{MODELS}/" in name)],
         "The repository": [name for name in documents if name not in FIRST and not name.startswith("results")],
     }  # fmt: skip
-    navigation = [TOCTREE.format(caption=k, entries="\n".join(v)) for k, v in contents.items()]
-    write_text(folder / "index.md", front.render(front.readme(), "\n".join(navigation)))
+    navigation = [toctree(v, ":maxdepth: 2", f":caption: {k}") for k, v in contents.items()]
+    write_text(folder / "index.md", front.render("\n".join(navigation)))
 
 
 def copy_documents(folder: Path) -> list[str]:
@@ -92,9 +85,7 @@ def write_paper(folder: Path, paper: Paper, evidence: Evidence) -> str:
             links = ", ".join(f"[{part}]({part}.md)" for part in parts)
             rows.append([f"{in_words(name)}: {links}", ""])
     about = f"# {paper.title}\n\n[Deviations and notes on the runs](../../experiments/{paper.key}/notes.md)\n\n"
-    names = "\n".join(paper.entries)
-    contents = f"```{{toctree}}\n:hidden:\n\n{names}\n```\n"
-    text = f"{about}{markdown(['table or figure', 'results'], rows)}\n{contents}"
+    text = f"{about}{markdown(['table or figure', 'results'], rows)}\n{toctree(paper.entries)}"
     write_text(folder / "results" / paper.key / "index.md", text)
     return f"results/{paper.key}/index"
 
@@ -109,10 +100,9 @@ def write_claims(folder: Path, evidence: Evidence) -> None:
     claims, target = judge_claims(evidence), folder / "results"
     names = [judged.claim.name for judged in claims]
     for name in names:
-        text = claims_table.colored(rendered(f"claims/{name}.md", evidence))
+        text = colored(rendered(f"claims/{name}.md", evidence))
         write_text(target / "claims" / f"{name}.md", text)
-    listed = "\n".join(f"{name} <claims/{name}>" for name in names)
-    contents = f"```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
+    contents = toctree(f"{name} <claims/{name}>" for name in names)
     write_text(target / "claims.md", f"{claims_table.render(claims, rendered('claims.md', evidence))}\n{contents}")
 
 
