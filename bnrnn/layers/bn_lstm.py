@@ -9,6 +9,7 @@ cell state c_t itself stays unnormalized: only its copy in eq. 8 is normalized. 
 time step.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -16,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError, check_size
-from bnrnn.layers.base import RecurrentLayer, State
+from bnrnn.layers.base import State
+from bnrnn.layers.noisy_lstm import NoisyLSTM
 from bnrnn.layers.norm import SequenceBatchNorm, check_batch, check_modes, t_max_of_input
 from bnrnn.scan import lstm_scan
 from bnrnn.scan.lstm.reference import Statistics
 
 
-class BNLSTM(RecurrentLayer):
+class BNLSTM(NoisyLSTM):
     """`y, (h, c) = BNLSTM(input_size, hidden_size, t_max)(x, state=None)`.
 
     Training normalizes with the batch's statistics at every time step. Before evaluation, call
@@ -41,13 +43,11 @@ class BNLSTM(RecurrentLayer):
         ended_count: whether finished sequences of a padded batch count in the statistics, with the state that they
             keep, as in the code released for section 5.4. By default they do not count.
         statistics, momentum: kind of population statistics; see bnrnn.layers.norm.SequenceBatchNorm.
+        zoneout, recurrent_dropout: see bnrnn.layers.noisy_lstm. The cell of eq. 8 is the one before zoneout.
 
     Raises BnrnnError for a t_max below 1, unknown input_statistics, input_eps with input_statistics="frame", and in
     training for a batch of one sequence.
     """
-
-    num_gates = 4
-    state_names = ("h", "c")
 
     def __init__(
         self,
@@ -62,10 +62,12 @@ class BNLSTM(RecurrentLayer):
         input_eps: float | None = None,
         statistics: str = "exact",
         momentum: float = 0.1,
+        zoneout: Sequence[float] | None = None,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         if input_eps is not None and input_statistics == "frame":
             raise BnrnnError(f"input_eps={input_eps} needs input_statistics='sequence': use eps instead")
-        super().__init__(input_size, hidden_size)
+        super().__init__(input_size, hidden_size, zoneout, recurrent_dropout)
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size)) if bias else None
         self.ended_count = ended_count
         check_size("t_max", t_max)
@@ -99,6 +101,7 @@ class BNLSTM(RecurrentLayer):
             batch_sizes=batch_sizes,
             ended_count=self.ended_count,
             overwrite=weight_ih is None,
+            noise=self.noise(),
         )
         self.bn_ih.collect(t_start, used.mean_ih, used.var_ih, batch_sizes)
         self.bn_hh.collect(t_start, used.mean_hh, used.var_hh, batch_sizes)

@@ -6,18 +6,20 @@ Frame-wise normalization takes statistics over the batch, separately at every ti
 (eqs. 20-21) takes them over batch and time, without padding. β is the layer's bias.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from bnrnn.layers.base import RecurrentLayer, State
+from bnrnn.layers.base import State
+from bnrnn.layers.noisy_lstm import NoisyLSTM
 from bnrnn.layers.norm import SequenceBatchNorm, check_batch, t_max_of_input
 from bnrnn.scan import lstm_scan
 from bnrnn.scan.lstm.reference import Statistics
 
 
-class InputBNLSTM(RecurrentLayer):
+class InputBNLSTM(NoisyLSTM):
     """`y, (h, c) = InputBNLSTM(input_size, hidden_size, t_max)(x, state=None)`.
 
     Args:
@@ -26,10 +28,8 @@ class InputBNLSTM(RecurrentLayer):
         cell_bias: whether the cell output has a trainable shift β_c, as in LSTM.
         input_statistics: "frame" or "sequence", see above.
         eps, statistics, momentum: as in BNLSTM.
+        zoneout, recurrent_dropout: see bnrnn.layers.noisy_lstm.
     """
-
-    num_gates = 4
-    state_names = ("h", "c")
 
     def __init__(
         self,
@@ -42,8 +42,10 @@ class InputBNLSTM(RecurrentLayer):
         input_statistics: Literal["frame", "sequence"] = "frame",
         statistics: str = "exact",
         momentum: float = 0.1,
+        zoneout: Sequence[float] | None = None,
+        recurrent_dropout: float = 0.0,
     ) -> None:
-        super().__init__(input_size, hidden_size)
+        super().__init__(input_size, hidden_size, zoneout, recurrent_dropout)
         self.bias = nn.Parameter(torch.zeros(4 * hidden_size))
         over = t_max_of_input(input_statistics, t_max)
         self.bn_ih = SequenceBatchNorm(4 * hidden_size, over, gamma_init, eps, statistics=statistics, momentum=momentum)
@@ -68,6 +70,7 @@ class InputBNLSTM(RecurrentLayer):
             population=of_ih and Statistics(*of_ih),
             batch_sizes=batch_sizes,
             overwrite=weight_ih is None,
+            noise=self.noise(),
         )
         self.bn_ih.collect(t_start, used.mean_ih, used.var_ih, batch_sizes)
         return y, state

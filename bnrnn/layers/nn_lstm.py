@@ -11,9 +11,10 @@ from bnrnn.errors import BnrnnError
 from bnrnn.layers.base import RecurrentLayer
 from bnrnn.layers.bn_lstm import BNLSTM
 from bnrnn.layers.input_bn_lstm import InputBNLSTM
+from bnrnn.layers.ln_lstm import LNLSTM
 from bnrnn.layers.lstm import LSTM as PlainLSTM
 
-NORMS = {"batch": BNLSTM, "input_batch": InputBNLSTM}
+NORMS = {"batch": BNLSTM, "input_batch": InputBNLSTM, "layer": LNLSTM}
 NAMES = ("weight_ih_l", "weight_hh_l", "bias_ih_l", "bias_hh_l")  # how nn.LSTM's names of parameters begin
 
 
@@ -83,28 +84,39 @@ def rename_to(lstm: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> No
 
 
 def single_layer(
-    norm: str | None, bias: bool, t_max: int | None, options: dict[str, Any], gamma_init: float | None
+    norm: str | None, bias: bool, t_max: int | None, options: dict[str, Any], noise: dict[str, Any]
 ) -> Callable[..., RecurrentLayer]:
-    """The function that builds one layer of one direction of an `LSTM`. Raises BnrnnError for contradictions."""
-    input_statistics, statistics = options["input_statistics"], options["statistics"]
-    if norm is None:
-        if (input_statistics, statistics, gamma_init) != ("frame", "exact", None):
-            raise BnrnnError(
-                "input_statistics, statistics and gamma_init need a normalization: set norm, or leave them out"
-            )
-        return partial(PlainLSTM, bias=bias)
-    if norm not in list(NORMS):
+    """The function that builds one layer of one direction of an `LSTM`. Raises BnrnnError for contradictions.
+
+    Args:
+        options: those of the normalization by name.
+        noise: those of zoneout and recurrent dropout.
+    """
+    if norm not in (None, *NORMS):
         raise BnrnnError(f"norm={norm!r} is unknown: use None, {', '.join(map(repr, NORMS))}")
+    input_statistics, eps, gamma_init = (options[name] for name in ("input_statistics", "eps", "gamma_init"))
+    has_statistics = (input_statistics, options["statistics"]) != ("frame", "exact")
+    if norm is None and (has_statistics or gamma_init is not None):
+        raise BnrnnError(
+            "input_statistics, statistics and gamma_init need a normalization: set norm, or leave them out"
+        )
+    if norm == "layer" and has_statistics:
+        raise BnrnnError("norm='layer' keeps no statistics: leave out input_statistics and statistics")
+    if options["per_gate"] and norm != "layer":
+        raise BnrnnError(f"per_gate=True is for norm='layer', and norm is {norm!r}: leave it out")
+    if norm is None:
+        return partial(PlainLSTM, bias=bias, **noise)
+    given = noise | {"eps": eps} | ({} if gamma_init is None else {"gamma_init": gamma_init})
+    if norm == "layer":
+        return partial(LNLSTM, bias=bias, per_gate=options["per_gate"], **given)
     if t_max is None and (norm, input_statistics) != ("input_batch", "sequence"):
         raise BnrnnError(
             f"norm={norm!r} keeps population statistics for every time step: set t_max, the length of the training "
             "sequences (only norm='input_batch' with input_statistics='sequence' needs none)"
         )
-    options = dict(options)
-    if gamma_init is not None:
-        options["gamma_init"] = gamma_init
+    given |= {name: options[name] for name in ("input_statistics", "statistics", "momentum")}
     if norm == "batch":
-        options["bias"] = bias
+        given["bias"] = bias
     elif not bias:
         raise BnrnnError("norm='input_batch' needs bias=True: the bias is the shift of the normalization")
-    return partial(NORMS[norm], **options)
+    return partial(NORMS[norm], **given)

@@ -1,7 +1,7 @@
 """Stacks of recurrent layers, with two directions and padded batches. `LSTM` replaces torch.nn.LSTM."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -178,17 +178,21 @@ class LSTM(Stack):
         batch_first: whether input and output are (B, T, I) and (B, T, D H). As in nn.LSTM, this does not apply to
             states.
         proj_size: not supported, must be 0.
-        norm: None for no normalization, "batch" for BN-LSTM (bnrnn.layers.bn_lstm), or "input_batch" for BN of the
-            input product only (bnrnn.layers.input_bn_lstm).
+        norm: None for no normalization, "batch" for BN-LSTM (bnrnn.layers.bn_lstm), "input_batch" for BN of the input
+            product only (bnrnn.layers.input_bn_lstm), or "layer" for layer normalization (bnrnn.layers.ln_lstm).
         t_max: length of the longest training sequence: the number of steps with their own population statistics. Later
-            steps use the last ones. Required with a norm, except for norm="input_batch" with
+            steps use the last ones. Required with norm="batch", and with norm="input_batch" unless
             input_statistics="sequence".
         input_statistics: "frame" normalizes the input product over the batch at each time step, "sequence" over batch
             and time (Laurent et al. 2015, arXiv:1510.01378, eqs. 20-21). Padding never counts.
-        gamma_init: initial gamma. None uses the one of the paper: 0.1 for "batch", 1 for "input_batch".
+        gamma_init: initial gamma. None uses the one of the paper: 0.1 for "batch", 1 for "input_batch" and "layer".
         statistics: of the population, for evaluation. "exact": `estimate_population_statistics` computes them after
             training; "running": they are averaged during training, so that `eval()` works at any time.
         momentum: weight of the newest batch in running statistics, as in torch.nn.BatchNorm1d; otherwise ignored.
+        eps: added to the variances of a norm.
+        per_gate: whether norm="layer" normalizes each gate alone, and not all gates together.
+        zoneout: (p_c, p_h), the probabilities of keeping the previous c and h of a unit; None means zeros.
+        recurrent_dropout: probability of setting the candidate g of a unit to 0 at a time step.
 
     Raises BnrnnError for arguments that contradict each other.
     """
@@ -212,11 +216,17 @@ class LSTM(Stack):
         gamma_init: float | None = None,
         statistics: str = "exact",
         momentum: float = 0.1,
+        eps: float = 1e-5,
+        per_gate: bool = False,
+        zoneout: Sequence[float] | None = None,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         if proj_size:
             raise BnrnnError(f"proj_size={proj_size} is not supported: use 0 and apply a linear layer to the output")
-        options = {"input_statistics": input_statistics, "statistics": statistics, "momentum": momentum}
-        layer = nn_lstm.single_layer(norm, bias, t_max, options, gamma_init)
+        options = {"input_statistics": input_statistics, "statistics": statistics, "momentum": momentum, "eps": eps,
+                   "gamma_init": gamma_init, "per_gate": per_gate}  # fmt: skip
+        noise = {"zoneout": zoneout, "recurrent_dropout": recurrent_dropout}
+        layer = nn_lstm.single_layer(norm, bias, t_max, options, noise)
         if t_max is None:
             t_max = 1  # there are no statistics per time step, so the value does not matter
         super().__init__(layer, input_size, hidden_size, num_layers, bidirectional, dropout, t_max)

@@ -122,7 +122,7 @@ def statistics_by_name(population: Any, terms: tuple[str, ...], given: dict[str,
 
 
 def raised(value: Any) -> Any:
-    """Convert a tensor, or the tensors of a named tuple, to float32; return any other value unchanged."""
+    """Convert a tensor of floating point, or those of a named tuple, to float32; return any other value unchanged."""
     if isinstance(value, tuple):
         return type(value)(*map(raised, value))
-    return value.to(torch.float32) if isinstance(value, Tensor) else value
+    return value.to(torch.float32) if isinstance(value, Tensor) and value.is_floating_point() else value

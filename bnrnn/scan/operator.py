@@ -27,6 +27,8 @@ class Recurrence(NamedTuple):
 
 
 RECURRENCES: dict[str, Recurrence] = {}
+OPTIONS = {"eps": 1e-5, "batch_sizes": None, "ended_count": False, "product_dtype": None, "over": "batch",
+           "noise": None}  # fmt: skip
 LAYOUT = torch.contiguous_format  # of all that the operator returns, as its fake implementation says
 
 
@@ -36,7 +38,7 @@ def scan(name: str, tensors: Mapping[str, Tensor | None], population: Any, optio
     given = {key: value for key, value in tensors.items() if value is not None}
     keep = torch.is_grad_enabled() and any(v.requires_grad for v in given.values())
     given |= {key: value for key, value in (population._asdict() if population else {}).items() if value is not None}
-    plain = {"eps": 1e-5, "batch_sizes": None, "ended_count": False, "product_dtype": None} | options
+    plain = OPTIONS | options
     y, last, *rest = _scan(name, ",".join(given), list(given.values()), *plain.values(), keep)
     return y, last, population or kind.statistics(**dict(zip(_statistics(kind, given), rest, strict=False)))
 
@@ -51,8 +53,13 @@ def _statistics(kind: Recurrence, given: dict[str, Tensor]) -> list[str]:
 
 def _options(*values: Any) -> dict[str, Any]:
     """Options of a scan by name, from an operator's arguments."""
-    named = dict(zip(("eps", "batch_sizes", "ended_count", "product_dtype"), values, strict=True))
+    named = dict(zip(OPTIONS, values, strict=True))
     return named | {"batch_sizes": None if named["batch_sizes"] is None else list(named["batch_sizes"])}
+
+
+def _with_gradient(kind: Recurrence, given: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that have a gradient: not the population's statistics, nor integers."""
+    return [key for key, v in given.items() if key not in kind.statistics._fields and v.is_floating_point()]
 
 
 def _steps(kind: Recurrence, given: dict[str, Tensor], options: dict[str, Any]) -> Any:
@@ -74,10 +81,13 @@ def _scan(
     batch_sizes: Sequence[int] | None,
     ended_count: bool,
     product_dtype: torch.dtype | None,
+    over: str,
+    noise: Sequence[float] | None,
     keep: bool,
 ) -> list[Tensor]:
     kind, given = RECURRENCES[name], dict(zip(names.split(","), tensors, strict=True))
-    steps = _steps(kind, given, _options(eps, batch_sizes, ended_count, product_dtype) | {"keep": keep})
+    options = _options(eps, batch_sizes, ended_count, product_dtype, over, noise)
+    steps = _steps(kind, given, options | {"keep": keep})
     steps.forward()
     y, last = steps.results()
     statistics = [getattr(steps.statistics, name) for name in _statistics(kind, given)]
@@ -88,7 +98,9 @@ def _scan(
 @_scan.register_fake
 def _(name: str, names: str, tensors: Sequence[Tensor], *options: Any) -> list[Tensor]:
     kind, given = RECURRENCES[name], dict(zip(names.split(","), tensors, strict=True))
-    shapes = kind.shapes(given, _statistics(kind, given), keep=options[-1])
+    over = _options(*options[:-1])["over"]
+    others = {} if over == OPTIONS["over"] else {"over": over}
+    shapes = kind.shapes(given, _statistics(kind, given), keep=options[-1], **others)
     return [tensors[0].new_empty(shape) for shape in shapes]
 
 
@@ -101,13 +113,15 @@ def _scan_backward(
     batch_sizes: Sequence[int] | None,
     ended_count: bool,
     product_dtype: torch.dtype | None,
+    over: str,
+    noise: Sequence[float] | None,
     results: Sequence[Tensor],
     dy: Tensor,
     dlast: Tensor,
 ) -> list[Tensor]:
     """Gradients with respect to the tensors that are no statistics, from what `_scan` returned with `keep`."""
     kind, given = RECURRENCES[name], dict(zip(names.split(","), tensors, strict=True))
-    options = _options(eps, batch_sizes, ended_count, product_dtype) | {"keep": True, "overwrite": True}
+    options = _options(eps, batch_sizes, ended_count, product_dtype, over, noise) | {"keep": True, "overwrite": True}
     steps = _steps(kind, given, options)
     seen = _statistics(kind, given)
     fields = [field for field in kind.kept if getattr(steps, field) is not None]
@@ -117,13 +131,13 @@ def _scan_backward(
     if seen:
         kept["statistics"] = kind.statistics(**dict(zip(seen, results[2:], strict=False)))
     grads = replace(steps, **kept).gradients(dy, dlast)
-    return [grads[key].contiguous() for key in given if key not in kind.statistics._fields]
+    return [grads[key].contiguous() for key in _with_gradient(kind, given)]
 
 
 @_scan_backward.register_fake
 def _(name: str, names: str, tensors: Sequence[Tensor], *_: Any) -> list[Tensor]:
-    fields = RECURRENCES[name].statistics._fields
-    return [v.new_empty(v.shape) for key, v in zip(names.split(","), tensors, strict=True) if key not in fields]
+    given = dict(zip(names.split(","), tensors, strict=True))
+    return [given[key].new_empty(given[key].shape) for key in _with_gradient(RECURRENCES[name], given)]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -138,9 +152,10 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     name, names, options = ctx.arguments
     keys = names.split(",")
     tensors, results = ctx.saved_tensors[: len(keys)], ctx.saved_tensors[len(keys) :]
-    found = iter(_scan_backward(name, names, list(tensors), *options, list(results), grads[0], grads[1]))
-    fields = RECURRENCES[name].statistics._fields
-    return None, None, [None if key in fields else next(found) for key in keys], *[None] * (len(options) + 1)
+    have = _with_gradient(RECURRENCES[name], dict(zip(keys, tensors, strict=True)))
+    found = _scan_backward(name, names, list(tensors), *options, list(results), grads[0], grads[1])
+    by_name = dict(zip(have, found, strict=True))
+    return None, None, [by_name.get(key) for key in keys], *[None] * (len(options) + 1)
 
 
 _scan.register_autograd(_backward, setup_context=_keep)

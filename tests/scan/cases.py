@@ -51,7 +51,7 @@ def _statistics(kind: Any, shapes: dict[str, tuple[int, ...]]) -> Any:
 
 def in_dtype(problem: dict, dtype: torch.dtype = torch.float32) -> dict:
     """A copy of the arguments in another precision."""
-    return tree_map_only(Tensor, lambda value: value.detach().to(dtype, copy=True), problem)
+    return tree_map_only(Tensor, lambda v: v.detach().to(dtype if v.is_floating_point() else v, copy=True), problem)
 
 
 def everything(run: Callable, problem: dict, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

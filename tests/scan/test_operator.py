@@ -6,15 +6,28 @@ import torch
 from bnrnn.scan import operator
 from tests.scan.test_arguments import B, lstm, rhn
 
+NOISE = [0.3, 0.2, 0.1]
 
-@pytest.mark.parametrize("population", [False, True])
+
 @pytest.mark.parametrize("sizes", [None, [B, B, 2]])
-@pytest.mark.parametrize(("name", "arguments"), [("lstm", lstm), ("rhn", rhn)])
-def test_torch_finds_nothing_wrong_with_it(name, arguments, sizes, population):
+@pytest.mark.parametrize(
+    ("name", "arguments", "population", "over", "noise"),
+    [
+        ("lstm", lstm, False, "batch", None),
+        ("lstm", lstm, True, "batch", NOISE),
+        ("lstm", lstm, False, "layer", None),
+        ("lstm", lstm, False, "gate", NOISE),
+        ("rhn", rhn, False, "batch", None),
+        ("rhn", rhn, True, "batch", None),
+    ],
+)
+def test_torch_finds_nothing_wrong_with_it(name, arguments, sizes, population, over, noise):
     given = arguments()
     statistics = given.pop("population")._asdict()
     given = {k: v.requires_grad_() for k, v in given.items()} | (statistics if population else {})
-    call = (name, ",".join(given), list(given.values()), 1e-5, sizes, False, None, True)
+    if noise is not None:
+        given["key"] = torch.tensor(3)
+    call = (name, ",".join(given), list(given.values()), 1e-5, sizes, False, None, over, noise, True)
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(operator._scan, call, test_utils=utilities)
     assert found == dict.fromkeys(utilities, "SUCCESS")

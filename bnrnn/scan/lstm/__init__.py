@@ -1,7 +1,8 @@
 """The recurrence of LSTM, input-normalized LSTM and BN-LSTM, computed by the selected engine."""
 
+import logging
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Unpack
 
 import torch
@@ -23,7 +24,8 @@ from bnrnn.scan.graphs import Captured
 from bnrnn.scan.lstm import reference
 from bnrnn.scan.lstm.cpu import CompiledLSTM
 from bnrnn.scan.lstm.fused import PARAMETERS, LSTMSteps, fused_scan, prepare
-from bnrnn.scan.lstm.reference import LSTMOptions, Result, Statistics
+from bnrnn.scan.lstm.reference import OVER, LSTMOptions, Result, Statistics
+from bnrnn.scan.noise import Noise
 from bnrnn.scan.products import linear
 from bnrnn.scan.tracing import autocast_is_on, traced
 
@@ -49,7 +51,8 @@ def lstm_scan(
     Raises BnrnnError for shapes, dtypes or devices that do not match, for empty sequences, and for freed memory.
     """
     check_memory({"x_proj": x_proj, "h": h, "c": c, "weight_hh": weight_hh, "weight_ih": weight_ih, **options})
-    if weight_ih is not None and not _has_one_feature(x_proj, weight_ih):
+    plain = options.get("over", "batch") == "batch" and options.get("noise") is None
+    if weight_ih is not None and not (plain and _has_one_feature(x_proj, weight_ih)):
         x_proj, weight_ih, overwrite = linear(x_proj, weight_ih), None, True
     low = product_dtype(x_proj.device, x_proj.dtype)
     given, of_h, of_c = x_proj.dtype, h.dtype, c.dtype
@@ -61,7 +64,7 @@ def lstm_scan(
         if weight_ih is not None:
             y, (h, c), used = fused_scan(CompiledLSTM, x_proj, h, c, weight_hh, weight_ih=weight_ih, **options)
         else:
-            run = _engine(engine_of(x_proj, options.get("product_dtype")), overwrite)
+            run = _engine(_name_of_engine(x_proj, options), overwrite)
             y, (h, c), used = run(x_proj, h, c, weight_hh, **options)
     if low is None:
         return y, (h, c), used
@@ -92,6 +95,28 @@ def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
     check_tensors(x_proj, shapes, given)
     check_tensors(x_proj, shapes, statistics_by_name(given.get("population"), ("ih", "hh", "c"), given))
     check_sizes(given.get("batch_sizes"), T, B)
+    over = given.get("over", "batch")
+    if over not in OVER:
+        raise BnrnnError(f"over={over!r} is unknown: use {', '.join(map(repr, OVER))}")
+    if over != "batch" and given.get("population") is not None:
+        raise BnrnnError(f"over={over!r} has no population statistics: leave population out, or use over='batch'")
+
+
+def _name_of_engine(x_proj: Tensor, options: LSTMOptions) -> str:
+    """The engine that runs this scan. `triton` lacks layer normalization, zoneout and recurrent dropout."""
+    name = engine_of(x_proj, options.get("product_dtype"))
+    if name in ("triton", "cpu") and (options.get("over", "batch") != "batch" or options.get("noise") is not None):
+        _say_that_fused_runs()
+        return "fused"
+    return name
+
+
+@cache
+def _say_that_fused_runs() -> None:
+    """Log it, once in a process."""
+    logging.getLogger("bnrnn").warning(
+        "The engine `triton` lacks layer normalization, zoneout and recurrent dropout. The engine `fused` runs instead."
+    )
 
 
 def _engine(name: str, overwrite: bool) -> Callable[..., Result]:
@@ -113,21 +138,27 @@ def _operator_scan(
 ) -> Result:
     tensors = {"x_proj": x_proj, "h": h, "c": c, "weight_hh": weight_hh}
     tensors |= {name: options.pop(name, None) for name in PARAMETERS}
+    if (noise := options.pop("noise", None)) is not None:
+        tensors["key"], options["noise"] = noise.key, list(noise[:3])
     y, c, used = operator.scan("lstm", tensors, population, options)
-    return y, (y[-1], c), used
+    return y, (y[-1], c), used if options.get("over", "batch") == "batch" else Statistics()
 
 
 def _prepare(
     fits: bool, tensors: dict[str, Tensor], population: Statistics | None, keep: bool, **options: Any
 ) -> LSTMSteps:
+    fits = fits and options["over"] == "batch" and options["noise"] is None
     engine = CompiledLSTM if fits else LSTMSteps
+    key = tensors.pop("key", None)
+    if (levels := options["noise"]) is not None:
+        options["noise"] = Noise(levels[0], levels[1], levels[2], key)
     return prepare(engine, **tensors, population=population, with_grad=keep, **options)  # pyright: ignore
 
 
-def _shapes(given: dict[str, Tensor], statistics: list[str], keep: bool) -> list[tuple[int, ...]]:
+def _shapes(given: dict[str, Tensor], statistics: list[str], keep: bool, over: str = "batch") -> list[tuple[int, ...]]:
     T, B, G = given["x_proj"].shape
     H = G // 4
-    shapes = reference.shapes(T, B, H)
+    shapes = reference.shapes(T, B, H, over)
     kept = [(T, B, G), (T, B, G), (T, B, H)] if keep else []
     return [(T, B, H), (B, H), *(shapes[name] for name in statistics), *kept]
 
