@@ -11,6 +11,7 @@ from bnrnn import scan
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.lstm.reference import Statistics, lstm_scan
 from bnrnn.scan.native import build
+from bnrnn.scan.noise import Noise
 from tests.helpers import assert_near
 from tests.scan.cases import ALL, NAMES, OPTIONAL, assert_agrees, everything, problem
 
@@ -28,11 +29,24 @@ def test_engines_agree_with_the_reference_with_any_part_of_bn(engine, given, pop
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("over", ["layer", "gate"])
+def test_engines_agree_with_the_reference_with_any_part_of_layer_normalization(engine, given, over):
+    assert_agrees(engine, problem(5, 6, 23, given, over=over))
+    if sum(given) % 2:
+        assert_agrees(engine, problem(5, 6, 23, given, over=over, batch_sizes=SIZES[0]))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "shape", [(1, 5, 16), (4, 2, 19), (3, 9, 1), (2, 4, 3), (2, 3, 100), (40, 7, 36), (2, 15, 530)]
 )
 def test_engines_agree_at_edges_of_shape(engine, shape):
     assert_agrees(engine, problem(*shape))
+    T, B, H = shape
+    if H > 1:  # the layer normalization of a single unit is always its shift
+        assert_agrees(engine, problem(T, 1, H, over="layer"))
+        assert_agrees(engine, problem(*shape, over="gate"))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -53,6 +67,7 @@ def test_engines_agree_at_random_shapes(engine):
         given = [draw.random() < 0.5 for _ in range(5)]
         options = {"batch_sizes": sizes, "ended_count": draw.random() < 0.5}
         assert_agrees(engine, problem(T, B, H, given, draw.random() < 0.3, **options))
+        assert_agrees(engine, problem(T, B, H + 1, given, batch_sizes=sizes, over=draw.choice(["layer", "gate"])))
 
 
 @pytest.mark.parametrize("ended_count", [False, True])
@@ -109,6 +124,14 @@ def test_constant_columns_have_finite_gradients(engine):
     assert_agrees(engine, args)
 
 
+def test_what_statistics_are_over_is_checked():
+    args = {name: value for name, value in problem(3, 4, 5, population=True).items()}
+    with pytest.raises(BnrnnError, match="over='layer' has no population statistics: leave population out"):
+        scan.lstm_scan(**args, over="layer")
+    with pytest.raises(BnrnnError, match="over='units' is unknown: use 'batch', 'layer', 'gate'"):
+        scan.lstm_scan(**args, over="units")
+
+
 def test_float64_keeps_its_precision_under_autocast():
     args = problem(3, 6, 5)
     expected = everything(scan.lstm_scan, args, torch.float64)
@@ -128,14 +151,30 @@ def test_two_threads_give_what_one_gives():
 
 
 @needs_compiler
+def test_two_threads_normalize_layers_as_one_does():
+    """The gradients of parameters are sums over the sequences, which two threads add in another order."""
+    for batch_sizes, noise in ((None, None), ([7, 6, 4, 1], Noise(0.3, 0.2, 0.1, torch.tensor(5)))):
+        args = problem(4, 7, 150, over="layer", batch_sizes=batch_sizes, noise=noise)
+        torch.set_num_threads(2)
+        assert_agrees("cpu", args)
+        two = everything(scan.lstm_scan, args, torch.float32)
+        again = everything(scan.lstm_scan, args, torch.float32)
+        assert all(torch.equal(again[name], value) for name, value in two.items())
+        torch.set_num_threads(1)
+        assert torch.equal(two["y"], everything(scan.lstm_scan, args, torch.float32)["y"])
+
+
+@needs_compiler
 @pytest.mark.parametrize("options", [{}, {"batch_sizes": SIZES[0]}, {"batch_sizes": SIZES[0], "ended_count": True}])
 @pytest.mark.parametrize("population", [False, True])
 @pytest.mark.parametrize("normalized", [False, True])
-def test_the_product_of_an_input_of_one_feature_is_never_stored(normalized, population, options):
+@pytest.mark.parametrize("over", ["batch", "layer", "gate"])
+def test_the_product_of_an_input_of_one_feature_is_never_stored(normalized, population, options, over):
     """Its statistics and gradients follow from those of the feature."""
     T, B, H = 5, 6, 21
     given = [normalized, True, True, True, True]
-    args = problem(T, B, H, given, population=population)
+    args = problem(T, B, H, given, population=population and over == "batch")
+    options = options | {"over": over, "noise": Noise(0.3, 0.2, 0.1, torch.tensor(5)) if population else None}
     x, weight_ih = torch.rand(T, B, 1).double() + 0.5, torch.randn(4 * H, 1).double()
     found = {}
     for name, dtype in (("reference", torch.float64), ("cpu", torch.float32)):

@@ -51,8 +51,7 @@ def lstm_scan(
     Raises BnrnnError for shapes, dtypes or devices that do not match, for empty sequences, and for freed memory.
     """
     check_memory({"x_proj": x_proj, "h": h, "c": c, "weight_hh": weight_hh, "weight_ih": weight_ih, **options})
-    plain = options.get("over", "batch") == "batch" and options.get("noise") is None
-    if weight_ih is not None and not (plain and _has_one_feature(x_proj, weight_ih)):
+    if weight_ih is not None and not _has_one_feature(x_proj, weight_ih):
         x_proj, weight_ih, overwrite = linear(x_proj, weight_ih), None, True
     low = product_dtype(x_proj.device, x_proj.dtype)
     given, of_h, of_c = x_proj.dtype, h.dtype, c.dtype
@@ -105,7 +104,7 @@ def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
 def _name_of_engine(x_proj: Tensor, options: LSTMOptions) -> str:
     """The engine that runs this scan. `triton` lacks layer normalization, zoneout and recurrent dropout."""
     name = engine_of(x_proj, options.get("product_dtype"))
-    if name in ("triton", "cpu") and (options.get("over", "batch") != "batch" or options.get("noise") is not None):
+    if name == "triton" and (options.get("over", "batch") != "batch" or options.get("noise") is not None):
         _say_that_fused_runs()
         return "fused"
     return name
@@ -147,7 +146,6 @@ def _operator_scan(
 def _prepare(
     fits: bool, tensors: dict[str, Tensor], population: Statistics | None, keep: bool, **options: Any
 ) -> LSTMSteps:
-    fits = fits and options["over"] == "batch" and options["noise"] is None
     engine = CompiledLSTM if fits else LSTMSteps
     key = tensors.pop("key", None)
     if (levels := options["noise"]) is not None:

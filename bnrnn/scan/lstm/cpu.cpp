@@ -8,95 +8,9 @@
 // Equation numbers are those of Cooijmans et al. 2016. The order of the gates is torch's, i f g o. All rows are
 // contiguous.
 
-#include "../native/blocks.h"
-
-extern "C" {
-
-// The arguments of a scan. x and u are (T, B, 4H), c, y and dy (T, B, H), states (B, H), statistics (T, 4H) or (T, H). The
-// pointer of an optional argument may be null. The first running[t] of the B sequences run at step t, and the first
-// counted[t] count in its statistics; null means all.
-//
-// The caller gives the input product as x. If the input has only one feature, the caller gives its two factors instead,
-// feature (T, B) and weight_ih (4H). This saves memory of the size of x: the product, its statistics and its gradients are
-// computed from those of the feature.
-struct Lstm {
-  int32_t T, B, H, batch, threads;  // batch: whether to compute and write batch statistics, or to read the given ones
-  float eps;
-  const int32_t *running, *counted;
-  const float *weight_hh, *gamma_ih, *gamma_hh, *bias, *gamma_c, *beta_c, *h_0, *c_0;
-  float *mean_ih, *var_ih, *mean_hh, *var_hh, *mean_c, *var_c;
-  const float *feature, *weight_ih;
-  float *packed;  // W_hh^T as bnrnn_lstm_pack packs it
-  float *x;       // W_ih x; the forward pass normalizes it, the backward pass overwrites it with its gradient
-  float *u;       // output: normalized h W_hh^T; null if there will be no backward pass
-  float *c, *y;
-  const float* dy;
-  float *dh, *dc;  // gradients of the last state; the backward pass overwrites them with those of the initial state
-  float *dgamma_ih, *dgamma_hh, *dbias, *dgamma_c, *dbeta_c, *dweight_ih;  // added to
-  float* dweight_hh;                                                       // (H, 4H), transposed; added to
-};
-}
+#include "step.h"
 
 namespace {
-
-// One time step: its index, and pointers to its part of the arrays.
-struct Step {
-  const Lstm& s;
-  int64_t t;
-  int n, m;  // number of sequences that run, and that count in the statistics
-  float *x, *u, *c, *y;
-  const float *c_prev, *h_prev;
-  int64_t row;                     // floats in a row of x, u and du
-  int64_t next = 0;                // floats of c from this step to the one that is computed next; 0: no prefetching
-  float mean = 0.0f, var = 0.0f;   // batch statistics of the only input feature
-  const float* feature = nullptr;  // the feature of each sequence, minus its mean if batch statistics are used
-
-  // `forward`: whether step t + 1 is computed next, or step t - 1.
-  Step(const Lstm& s, int64_t t, bool forward, float* room) : s(s), t(t) {
-    n = s.running ? s.running[t] : s.B;
-    m = s.counted ? s.counted[t] : s.B;
-    row = 4 * (int64_t)s.H;
-    const int64_t size = (int64_t)s.B * s.H;
-    x = s.x ? s.x + 4 * size * t : nullptr;
-    u = s.u ? s.u + 4 * size * t : nullptr;
-    c = s.c + size * t;
-    y = s.y + size * t;
-    c_prev = t ? c - size : s.c_0;
-    h_prev = t ? y - size : s.h_0;
-    if (s.feature) set_feature(s.feature + t * s.B, room);
-    const int64_t bytes = size * ((x ? 4 : 0) + (u ? 4 : 0) + 2) * (int64_t)sizeof(float);
-    if (bytes / s.threads > 2 * NEAR) return;  // more would leave the cache before it is used
-    if (forward)
-      next = t + 1 < s.T ? size : 0;
-    else
-      next = t > 1 ? -size : 0;  // the state before step 0 is stored separately
-  }
-  // Prefetches what the next step reads, or writes if FORWARD, in row b of the block that begins at j. Rows are too far
-  // apart for the processor to foresee this. Without `always_inline`, GCC removes the calls, since they have no result.
-  template <bool FORWARD>
-  inline __attribute__((always_inline)) void prefetch(int64_t b, int j) const {
-    if (!next) return;
-    const int64_t cell = b * s.H + j + next;
-    for (int64_t k = 0, r = b * row + j + 4 * next; k < 4; ++k, r += s.H) {
-      if (u) __builtin_prefetch(u + r, FORWARD, 2);
-      if (x) __builtin_prefetch(x + r, 1, 2);
-    }
-    __builtin_prefetch((FORWARD ? c : c_prev) + cell, FORWARD, 2);
-    __builtin_prefetch((FORWARD ? y : s.dy + s.B * (int64_t)s.H * t) + cell, FORWARD, 2);
-  }
-  void set_feature(const float* value, float* room) {
-    feature = value;
-    if (!s.gamma_ih || !s.batch) return;
-    for (int b = 0; b < m; ++b) mean += value[b];
-    mean /= (float)m;
-    for (int b = 0; b < m; ++b) {
-      room[b] = value[b] - mean;
-      var += room[b] * room[b];
-    }
-    var /= (float)m;
-    feature = room;
-  }
-};
 
 // The input terms of a block's gates as linear functions of the only input feature f: the scaled term is
 // slope f + shift, the normalized value is x^ = hat f + hat_shift.
@@ -138,8 +52,8 @@ struct Slope {
 };
 
 // Forward step of the block of units that begins at j, after its product. `product` has m rows of 4 LANES floats; the
-// gates in a row are `gap` floats apart.
-template <bool TAIL>
+// gates in a row are `gap` floats apart. NOISE: whether there is zoneout or recurrent dropout.
+template <bool NOISE, bool TAIL>
 void forward_block(const Step& at, Units<TAIL> units, int j, float* product, int gap) {
   const Lstm& s = at.s;
   const int64_t H = s.H, row = at.row, t4 = 4 * H * at.t, t1 = H * at.t, width = 4 * LANES;
@@ -180,27 +94,48 @@ void forward_block(const Step& at, Units<TAIL> units, int j, float* product, int
       a[k] = gamma[k] * v + in + bias[k];
     }
     if (b >= at.n) continue;
-    units.store(at.c + cell, sigmoid(a[1]) * units.load(at.c_prev + cell) + sigmoid(a[0]) * tanh(a[2]));  // eq. 7
+    if constexpr (NOISE) {
+      Wide kept_c, kept_h, passed;
+      at.noise.factors(at.noise.row(b), j, kept_c, kept_h, passed);
+      const Wide old = units.load(at.c_prev + cell), c = sigmoid(a[1]) * old + sigmoid(a[0]) * (passed * tanh(a[2]));
+      units.store(at.c + cell, kept_c * old + (1.0f - kept_c) * c);
+      units.store(product + b * width + gap, c);
+      units.store(product + b * width + 2 * gap, kept_h);
+    } else {
+      units.store(at.c + cell, sigmoid(a[1]) * units.load(at.c_prev + cell) + sigmoid(a[0]) * tanh(a[2]));  // eq. 7
+    }
     units.store(product + b * width, sigmoid(a[3]));
   }
   for (int64_t b = at.n; b < s.B; ++b) {  // finished sequences
     units.store(at.c + b * H + j, units.load(at.c_prev + b * H + j));
     units.store(at.y + b * H + j, units.load(at.h_prev + b * H + j));
+    if (NOISE && b < at.m) units.store(product + b * width + gap, units.load(at.c_prev + b * H + j));
   }
+  const float* const cell = NOISE ? product + gap : at.c + j;  // before zoneout
+  const int64_t cells = NOISE ? width : H;                     // floats in a row of it
   Wide m{}, r = Wide{} + 1.0f;
   if (s.gamma_c)
-    statistics<1>(units, s.batch, at.c + j, at.m, H, 0, s.mean_c + t1 + j, s.var_c + t1 + j, 0, s.eps, &m, &r);
+    statistics<1>(units, s.batch, cell, at.m, cells, 0, s.mean_c + t1 + j, s.var_c + t1 + j, 0, s.eps, &m, &r);
   const Wide scale = r * units.load_or(s.gamma_c, j, 1.0f), shift = units.load_or(s.beta_c, j, 0.0f);
-  for (int b = 0; b < at.n; ++b)  // eq. 8
-    units.store(at.y + b * H + j,
-                units.load(product + b * width) * tanh((units.load(at.c + b * H + j) - m) * scale + shift));
+  for (int b = 0; b < at.n; ++b) {  // eq. 8
+    Wide h = units.load(product + b * width) * tanh((units.load(cell + b * cells) - m) * scale + shift);
+    if constexpr (NOISE) {
+      const Wide kept = units.load(product + b * width + 2 * gap);
+      h = kept * units.load(at.h_prev + b * H + j) + (1.0f - kept) * h;
+    }
+    units.store(at.y + b * H + j, h);
+  }
 }
 
+// Number of vectors that backward_block stores for each sequence.
+constexpr int slots(bool noise) { return noise ? 8 : 5; }
+
 // Backward step of the block of units that begins at j: computes du, dx and dc from dh, dy and dc. Writes du (B, 4H).
-// scratch is (B, 5 LANES).
-template <bool TAIL>
+// scratch is (B, SLOTS LANES). With zoneout it writes the direct gradient of the previous h into dh.
+template <bool NOISE, bool TAIL>
 void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* scratch) {
   const Lstm& s = at.s;
+  const int wide = slots(NOISE) * LANES;
   const int64_t H = s.H, row = at.row, t4 = 4 * H * at.t, t1 = H * at.t;
   const float* dy = s.dy + (int64_t)s.B * H * at.t;
   const float inverse = s.batch ? 1.0f / (float)at.m : 0.0f;  // no gradient flows through population statistics
@@ -226,11 +161,24 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
       const Wide in = at.feature ? at.feature[b] * slope[k] : gamma_x[k] * units.load(at.x + r + k * H);
       a[k] = gamma[k] * units.load(at.u + r + k * H) + in + bias[k];
     }
-    const Wide c_hat = (units.load(at.c + cell) - m_c) * r_c, z = tanh(g_c * c_hat + shift), o = sigmoid(a[3]);
-    const Wide grad = units.load(s.dh + cell) + units.load(dy + cell), dz = grad * o * (1.0f - z * z);
+    float* p = scratch + b * wide;
+    Wide c, grad = units.load(s.dh + cell) + units.load(dy + cell);
+    if constexpr (NOISE) {
+      Wide kept_c, kept_h, passed;
+      at.noise.factors(at.noise.row(b), j, kept_c, kept_h, passed);
+      units.store(s.dh + cell, kept_h * grad);
+      grad *= 1.0f - kept_h;
+      c = sigmoid(a[1]) * units.load(at.c_prev + cell) + sigmoid(a[0]) * (passed * tanh(a[2]));
+      store(p + 5 * LANES, c);
+      store(p + 6 * LANES, kept_c);
+      store(p + 7 * LANES, passed);
+    } else {
+      c = units.load(at.c + cell);
+    }
+    const Wide c_hat = (c - m_c) * r_c, z = tanh(g_c * c_hat + shift), o = sigmoid(a[3]);
+    const Wide dz = grad * o * (1.0f - z * z);
     sum_dz += dz;
     sum_dzc += dz * c_hat;
-    float* p = scratch + b * 5 * LANES;
     store(p, sigmoid(a[0]));
     store(p + LANES, sigmoid(a[1]));
     store(p + 2 * LANES, tanh(a[2]));
@@ -243,12 +191,20 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
   Wide sum_a[4]{}, sum_au[4]{}, sum_ax[4]{};
   for (int b = 0; b < at.n; ++b) {  // through eqs. 7 and 6
     const int64_t r = b * row + j, cell = b * H + j;
-    float* p = scratch + b * 5 * LANES;
-    const Wide i = load(p), f = load(p + LANES), g = load(p + 2 * LANES), c_hat = (units.load(at.c + cell) - m_c) * r_c;
-    const Wide d = units.load(s.dc + cell) + g_c * r_c * (load(p + 4 * LANES) - mean_dz - c_hat * mean_dzc);
-    const Wide grads[4] = {d * g * i * (1.0f - i), d * units.load(at.c_prev + cell) * f * (1.0f - f),
-                           d * i * (1.0f - g * g), load(p + 3 * LANES)};
-    units.store(s.dc + cell, d * f);
+    float* p = scratch + b * wide;
+    const Wide i = load(p), f = load(p + LANES), g = load(p + 2 * LANES);
+    const Wide c_hat = ((NOISE ? load(p + 5 * LANES) : units.load(at.c + cell)) - m_c) * r_c;
+    Wide d = units.load(s.dc + cell), kept{}, through{};
+    if constexpr (NOISE) {
+      kept = load(p + 6 * LANES);
+      through = kept * d;
+      d *= 1.0f - kept;
+    }
+    d = d + g_c * r_c * (load(p + 4 * LANES) - mean_dz - c_hat * mean_dzc);
+    const Wide d_g = NOISE ? d * load(p + 7 * LANES) : d;
+    const Wide grads[4] = {d_g * g * i * (1.0f - i), d * units.load(at.c_prev + cell) * f * (1.0f - f),
+                           d_g * i * (1.0f - g * g), load(p + 3 * LANES)};
+    units.store(s.dc + cell, NOISE ? d * f + through : d * f);
     for (int k = 0; k < 4; ++k) {
       sum_a[k] += grads[k];
       if (s.gamma_hh) sum_au[k] += grads[k] * units.load(at.u + r + k * H);
@@ -263,7 +219,7 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
     const int64_t cell = b * H + j;
     const Wide c_hat = (units.load(at.c + cell) - m_c) * r_c;
     if (s.gamma_c) units.store(s.dc + cell, units.load(s.dc + cell) - g_c * r_c * (mean_dz + c_hat * mean_dzc));
-    for (int k = 0; k < 4; ++k) store(scratch + (b * 5 + k) * LANES, Wide{});
+    for (int k = 0; k < 4; ++k) store(scratch + b * wide + k * LANES, Wide{});
   }
   for (int k = 0; k < 4; ++k) {  // through the normalization of the two products
     const int64_t column = k * H + j;
@@ -272,7 +228,7 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
     const Wide mean = sum_a[k] * inverse, mean_u = sum_au[k] * inverse, mean_x = sum_ax[k] * inverse;
     const Wide scale = s.gamma_hh ? gamma[k] * rsqrt(units.load(s.var_hh + t4 + column) + s.eps) : Wide{};
     for (int b = 0; b < at.m; ++b) {
-      const Wide da = load(scratch + ((int64_t)b * 5 + k) * LANES), u = units.load(at.u + b * row + column);
+      const Wide da = load(scratch + (int64_t)b * wide + k * LANES), u = units.load(at.u + b * row + column);
       units.store(du + b * row + column, s.gamma_hh ? scale * (da - mean - u * mean_u) : da);
     }
     for (int64_t b = at.m; b < s.B; ++b) units.store(du + b * row + column, Wide{});
@@ -283,7 +239,7 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
     if (s.gamma_ih) units.add(s.dgamma_ih + column, sum_ax[k]);
     const Wide scale_x = s.gamma_ih ? gamma_x[k] * rsqrt(units.load(s.var_ih + t4 + column) + s.eps) : Wide{};
     for (int b = 0; b < at.m; ++b) {
-      const Wide da = load(scratch + ((int64_t)b * 5 + k) * LANES);
+      const Wide da = load(scratch + (int64_t)b * wide + k * LANES);
       float* x = at.x + b * row + column;
       units.store(x, s.gamma_ih ? scale_x * (da - mean - units.load(x) * mean_x) : da);
     }
@@ -291,34 +247,57 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
   }
 }
 
-// Packs W_hh^T so that the columns of the four gates of a block are adjacent.
-void pack_by_blocks(int H, const float* weight_hh, float* packed, int threads) {
+// Packs W_hh^T. If `by_blocks`, the columns of the four gates of a block are adjacent.
+void pack(int H, const float* weight_hh, float* packed, bool by_blocks, int threads) {
   const Strips weight(4 * H, H, packed);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int n = 0; n < 4 * H; n += STRIP)
     weight.pack_columns(n, [&](int column) {
       const int j = column / (4 * LANES) * LANES, units = std::min(LANES, H - j), in_block = column - 4 * j;
-      return weight_hh + (int64_t)H * (in_block / units * H + j + in_block % units);
+      return weight_hh + (int64_t)H * (by_blocks ? in_block / units * H + j + in_block % units : column);
     });
 }
 
-}  // namespace
-
-extern "C" {
-
-// Number of floats of the packed W_hh (4H, H).
-int64_t bnrnn_lstm_packed_size(int H) { return Strips::size(4 * H, H); }
-
-void bnrnn_lstm_pack(int H, const float* weight_hh, float* packed, int threads) {
-  pack_by_blocks(H, weight_hh, packed, threads);
+// Runs the steps backward. back(at, du) computes du (B, 4H) and dx of a step, and the gradient of the previous c; all
+// threads call it. It also adds dy to dh of finished sequences.
+template <typename Back>
+void backward_steps(const Lstm& s, Back back) {
+  const int H = s.H, G = 4 * H, num_strips = (H + STRIP - 1) / STRIP;
+  Floats packed(new float[Strips::size(H, G)]), shared(new float[Strips::size(G, DEPTH)]);
+  const Strips weight(H, G, packed.get());
+  // dW_hh is the sum of h^T du over the steps. It is computed in chunks of steps whose du is still in the cache.
+  const int64_t chunk = std::max(1, DEPTH / std::max(1, s.B)), size = (int64_t)s.B * H;
+  Floats du(new float[chunk * size * 4]);
+#pragma omp parallel num_threads(s.threads) if (s.threads > 1)
+  {
+    Floats room(new float[s.B]);
+#pragma omp for schedule(static)
+    for (int n = 0; n < H; n += STRIP) weight.pack_rows(n, s.weight_hh, H);
+    int64_t in_chunk = 0;  // number of steps in the chunk so far; they are filled in from the end of the chunk
+    for (int64_t t = s.T - 1; t >= 0; --t) {
+      const Step at(s, t, false, room.get());
+      float* du_t = du.get() + (chunk - ++in_chunk) * size * 4;
+      back(at, du_t);
+#pragma omp for schedule(static)
+      for (int part = 0; part < s.threads; ++part) {
+        const int n = begin_of(part, s.threads, num_strips) * STRIP;
+        const int end = std::min(H, begin_of(part + 1, s.threads, num_strips) * STRIP);
+        weight.times_all<false>(n, end, at.n, du_t, G, s.dh + n, H, s.noisy);
+        if (at.m > at.n)
+          weight.times_all<false>(n, end, at.m - at.n, du_t + at.n * at.row, G, s.dh + (int64_t)at.n * H + n, H, true);
+      }
+      if (in_chunk == chunk || t <= 1) {  // step 0 is a chunk of its own, because h_0 is stored separately
+        product(H, G, (int)in_chunk * s.B, at.h_prev, 1, H, {du_t, G, false}, s.dweight_hh, true, shared.get(), s.threads);
+        in_chunk = 0;
+      }
+    }
+  }
 }
 
-void bnrnn_lstm_forward(const Lstm* sequence) {
-  const Lstm& s = *sequence;
+template <bool NOISE>
+void forward(const Lstm& s) {
   const int H = s.H, num_blocks = (H + LANES - 1) / LANES;
-  // If h does not fit into the cache, several blocks of units are computed together: each part of h is then read once for
-  // all of them.
-  const int group = (int64_t)s.B * H * sizeof(float) > NEAR / 2 ? 4 : 1, groups = (num_blocks + group - 1) / group;
+  const int group = blocks_together(s), groups = (num_blocks + group - 1) / group;
   const Strips weight(4 * H, H, s.packed);
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
   {
@@ -331,52 +310,46 @@ void bnrnn_lstm_forward(const Lstm* sequence) {
         const int from = g * group * LANES, to = std::min(H, from + group * LANES);
         weight.times_all<false>(4 * from, 4 * to, at.m, at.h_prev, H, product.get(), 4 * LANES, false, size);
         over_blocks(from, to, [&](auto units, int j) {
-          forward_block(at, units, j, product.get() + (j - from) / LANES * size, units.count);
+          forward_block<NOISE>(at, units, j, product.get() + (j - from) / LANES * size, units.count);
         });
       }
     }
   }
 }
 
-void bnrnn_lstm_backward(const Lstm* sequence) {
-  const Lstm& s = *sequence;
-  const int H = s.H, G = 4 * H, num_blocks = (H + LANES - 1) / LANES, num_strips = (H + STRIP - 1) / STRIP;
-  Floats packed(new float[Strips::size(H, G)]), shared(new float[Strips::size(G, DEPTH)]);
-  const Strips weight(H, G, packed.get());
-  // dW_hh is the sum of h^T du over the steps. It is computed in chunks of steps whose du is still in the cache.
-  const int64_t chunk = std::max(1, DEPTH / std::max(1, s.B)), size = (int64_t)s.B * H;
-  Floats du(new float[chunk * size * 4]);
-#pragma omp parallel num_threads(s.threads) if (s.threads > 1)
-  {
-    Floats scratch(new float[(int64_t)s.B * 5 * LANES]), room(new float[s.B]);
+template <bool NOISE>
+void backward(const Lstm& s) {
+  const int H = s.H, num_blocks = (H + LANES - 1) / LANES;
+  const int64_t size = (int64_t)s.B * slots(NOISE) * LANES;
+  Floats scratch(new float[s.threads * size]);
+  backward_steps(s, [&](const Step& at, float* du) {
+    const float* dy = s.dy + (int64_t)s.B * H * at.t;
 #pragma omp for schedule(static)
-    for (int n = 0; n < H; n += STRIP) weight.pack_rows(n, s.weight_hh, H);
-    int64_t in_chunk = 0;  // number of steps in the chunk so far; they are filled in from the end of the chunk
-    for (int64_t t = s.T - 1; t >= 0; --t) {
-      const Step at(s, t, false, room.get());
-      const float* dy = s.dy + size * t;
-      float* du_t = du.get() + (chunk - ++in_chunk) * size * 4;
-#pragma omp for schedule(static)
-      for (int block = 0; block < num_blocks; ++block) {
+    for (int part = 0; part < s.threads; ++part)
+      for (int block = begin_of(part, s.threads, num_blocks); block < begin_of(part + 1, s.threads, num_blocks); ++block) {
         const int from = block * LANES, to = std::min(H, from + LANES);
-        over_blocks(from, to, [&](auto units, int j) { backward_block(at, units, j, du_t, scratch.get()); });
+        over_blocks(from, to,
+                    [&](auto units, int j) { backward_block<NOISE>(at, units, j, du, scratch.get() + part * size); });
         for (int64_t b = at.n; b < s.B; ++b)  // the gradient of a finished sequence passes to the previous step
           for (int j = from; j < to; ++j) s.dh[b * H + j] += dy[b * H + j];
       }
-#pragma omp for schedule(static)
-      for (int part = 0; part < s.threads; ++part) {
-        const int n = begin_of(part, s.threads, num_strips) * STRIP;
-        const int end = std::min(H, begin_of(part + 1, s.threads, num_strips) * STRIP);
-        weight.times_all<false>(n, end, at.n, du_t, G, s.dh + n, H, false);
-        if (at.m > at.n)
-          weight.times_all<false>(n, end, at.m - at.n, du_t + at.n * at.row, G, s.dh + (int64_t)at.n * H + n, H, true);
-      }
-      if (in_chunk == chunk || t <= 1) {  // step 0 is a chunk of its own, because h_0 is stored separately
-        product(H, G, (int)in_chunk * s.B, at.h_prev, 1, H, {du_t, G, false}, s.dweight_hh, true, shared.get(), s.threads);
-        in_chunk = 0;
-      }
-    }
-  }
+  });
 }
+
+}  // namespace
+
+extern "C" {
+
+// Number of floats of the packed W_hh (4H, H).
+int64_t bnrnn_lstm_packed_size(int H) { return Strips::size(4 * H, H); }
+
+// Packs W_hh for bnrnn_lstm_forward if `by_blocks`, and else for bnrnn_lstm_layer_forward.
+void bnrnn_lstm_pack(int H, const float* weight_hh, float* packed, int by_blocks, int threads) {
+  pack(H, weight_hh, packed, by_blocks, threads);
+}
+
+void bnrnn_lstm_forward(const Lstm* s) { s->noisy ? forward<true>(*s) : forward<false>(*s); }
+
+void bnrnn_lstm_backward(const Lstm* s) { s->noisy ? backward<true>(*s) : backward<false>(*s); }
 
 }  // extern "C"

@@ -41,6 +41,13 @@ struct Units {
     ::store(p, v);
   }
   void add(float* p, Wide v) const { store(p, load(p) + v); }
+  // The vector with zeros in the lanes beyond the last unit.
+  Wide only(Wide v) const {
+    if constexpr (!TAIL) return v;
+    float p[LANES];
+    ::store(p, v);
+    return partial(p);
+  }
   Wide load_or(const float* p, int64_t at, float otherwise) const { return p ? load(p + at) : Wide{} + otherwise; }
 };
 

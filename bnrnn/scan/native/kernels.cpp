@@ -4,5 +4,6 @@
 #include "products.cpp"
 
 #include "../lstm/cpu.cpp"
+#include "../lstm/layer_norm.cpp"
 #include "../norm/cpu.cpp"
 #include "../rhn/cpu.cpp"
