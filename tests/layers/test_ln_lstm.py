@@ -146,6 +146,21 @@ def test_the_gates_are_normalized_alone_only_with_per_gate():
         assert torch.allclose(y, lstm(x, hx)[0], atol=1e-9) == per_gate
 
 
+@pytest.mark.parametrize("zoneout", [None, (0.3, 0.2)])
+def test_under_autocast_only_the_products_lose_precision(zoneout):
+    lstm, x = randomized(bnrnn.LSTM(I, 32, norm="layer", zoneout=zoneout)), torch.randn(T, B, I)
+    torch.manual_seed(1)
+    expected, (_, c) = lstm(x)
+    torch.manual_seed(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, (_, last) = lstm(x)
+    assert y.dtype == torch.bfloat16 and last.dtype == torch.float32
+    assert_near("y", expected, y.float(), 2e-2)
+    assert_near("c", c, last, 2e-2)
+    grads = torch.autograd.grad(y.float().square().sum(), list(lstm.parameters()))
+    assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in grads)
+
+
 def test_initial_values_are_those_given():
     layer = LNLSTM(I, H, gamma_init=0.3, cell_gamma_init=0.5)
     for _ in range(2):

@@ -30,12 +30,15 @@ PROGRAMS = {
     "bn_lstm": lambda: bnrnn.LSTM(I, H, norm="batch", t_max=T),
     "bn_lstm_running": lambda: bnrnn.LSTM(I, H, norm="batch", t_max=T, statistics="running"),
     "input_bn_lstm": lambda: bnrnn.LSTM(I, H, norm="input_batch", input_statistics="sequence", batch_first=True),
+    "ln_lstm": lambda: bnrnn.LSTM(I, H, norm="layer", zoneout=(0.3, 0.2), recurrent_dropout=0.1),
+    "zoneout_bn_lstm": lambda: bnrnn.LSTM(I, H, norm="batch", t_max=T, zoneout=(0.3, 0.2)),
     "bn_rnn": lambda: Stack(BNRNN, I, H, t_max=T),
     "rhn": lambda: Stack(RHN, I, H),
     "bn_rhn": lambda: Stack(BNRHN, I, H, t_max=T),
 }
-COMPILED = ("bn_lstm", "bn_lstm_running", "input_bn_lstm", "bn_rnn", "bn_rhn")
-EXPORTED = ("bn_lstm", "bn_rhn")
+COMPILED = ("bn_lstm", "bn_lstm_running", "input_bn_lstm", "ln_lstm", "zoneout_bn_lstm", "bn_rnn", "bn_rhn")
+EXPORTED = ("bn_lstm", "ln_lstm", "bn_rhn")
+IN_ONNX = ("bn_lstm", "ln_lstm")
 LATER = """
 import sys
 import numpy, torch
@@ -48,7 +51,7 @@ import onnxruntime
 for name in sys.argv[1:]:
     x, expected = torch.load(f"{name}.pt")
     found = [torch.export.load(f"{name}.pt2").module()(x)[0].detach()]
-    if name == "bn_lstm":
+    if name in ("bn_lstm", "ln_lstm"):
         session = onnxruntime.InferenceSession(f"{name}.onnx")
         found.append(torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]))
     for y in found:
@@ -65,7 +68,7 @@ def trained(name: str) -> nn.Module:
         nn.init.uniform_(parameter, -0.5, 0.5)
     for x in batches:
         model(x)
-    if name not in ("lstm", "rhn", "bn_lstm_running"):
+    if name not in ("lstm", "ln_lstm", "rhn", "bn_lstm_running"):
         estimate_population_statistics(model, batches)
     return model.eval()
 
@@ -94,7 +97,10 @@ def check_compiled(name: str) -> None:
     operator.RECURRENCES[kind] = operator.RECURRENCES[kind]._replace(prepare=noted)
     with torch.no_grad():
         assert_near(f"{name} in evaluation", model(x)[0], program(x)[0], 1e-6)
-    expected, y = model.train()(x)[0], (copied.train(), program(x)[0])[1]
+    torch.manual_seed(1)  # for zoneout
+    expected = model.train()(x)[0]
+    torch.manual_seed(1)
+    y = (copied.train(), program(x)[0])[1]
     assert_near(f"{name} in training", expected, y, 1e-6)
     for n, (ref, grad) in enumerate(zip(gradients(expected, model), gradients(y, copied), strict=True)):
         assert_near(f"{name} gradient {n}", ref, grad, 1e-5)
@@ -116,7 +122,7 @@ def check_exported(name: str, folder: Path) -> None:
     torch.export.save(program, folder / f"{name}.pt2")
     other = torch.randn(T, B + 2, I)
     torch.save((other, model(other)[0].detach()), folder / f"{name}.pt")
-    if name == "bn_lstm":
+    if name in IN_ONNX:
         torch.onnx.export(model, (x,), dynamo=True, dynamic_shapes=({1: "B"},), verbose=False).save(
             folder / f"{name}.onnx"
         )
@@ -161,7 +167,7 @@ def test_by_the_reference_gradients_have_gradients(kind):
     assert torch.autograd.gradgradcheck(lambda x: model(x)[0], x, fast_mode=True)
 
 
-@pytest.mark.parametrize("kind", ["lstm", "bn_lstm", "bn_rhn"])
+@pytest.mark.parametrize("kind", ["lstm", "bn_lstm", "ln_lstm", "bn_rhn"])
 def test_torch_func_takes_the_reference_by_itself(kind):
     model, x = trained(kind), torch.randn(T, B, I)
     parameters = dict(model.named_parameters())

@@ -43,7 +43,7 @@ def test_engines_agree_with_the_reference_with_any_part_of_layer_normalization(e
 )
 def test_engines_agree_at_edges_of_shape(engine, shape):
     assert_agrees(engine, problem(*shape))
-    T, B, H = shape
+    T, _, H = shape
     if H > 1:  # the layer normalization of a single unit is always its shift
         assert_agrees(engine, problem(T, 1, H, over="layer"))
         assert_agrees(engine, problem(*shape, over="gate"))

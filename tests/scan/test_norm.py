@@ -74,3 +74,11 @@ def test_several_threads_give_the_same():
 def test_a_sequence_without_a_batch_axis_is_named():
     with pytest.raises(BnrnnError, match=r"x must be \(T, B, F\), got \(4, 3\)"):
         scan.normalize_sequence(torch.randn(4, 3), torch.ones(3), None, 1e-5)
+
+
+@pytest.mark.parametrize("engine", ["reference", "auto"])
+@pytest.mark.parametrize("normalize", [scan.normalize_sequence, scan.normalize_over_time])
+def test_zero_time_steps_are_named_by_every_engine(engine, normalize):
+    scan.set_backend(engine)
+    with pytest.raises(BnrnnError, match=r"x must have at least one time step, got \(0, 4, 3\)"):
+        normalize(torch.zeros(0, 4, 3), torch.ones(3), None, 1e-5)

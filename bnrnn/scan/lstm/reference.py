@@ -94,7 +94,7 @@ def lstm_scan(
         x_proj: the input product W_ih x, or any other part of the gates that does not depend on h.
         options: see LSTMOptions. Layer normalization returns no statistics.
     """
-    batch_size, sizes, noise = len(h), options.get("batch_sizes"), options.get("noise")
+    batch_size, sizes, noise = h.shape[0], options.get("batch_sizes"), options.get("noise")
     weight = weight_hh.T.to(options.get("product_dtype") or weight_hh.dtype)
     norm, ys = _Norm(len(x_proj), options), []
     for t, x_t in enumerate(x_proj.unbind(0)):
@@ -144,7 +144,7 @@ def _zoneout(kept: Tensor | None, old: Tensor, new: Tensor) -> Tensor:
     """Keep so large parts (n, H) of the old values of the first n sequences. None means to keep nothing."""
     if kept is None:
         return new
-    n = len(kept)
+    n = kept.shape[0]
     return _rest_kept(kept * _first(old, n) + (1 - kept) * _first(new, n), new)
 
 

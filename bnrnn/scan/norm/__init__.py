@@ -20,7 +20,7 @@ def normalize_sequence(
     """Run reference.normalize_sequence on the selected engine; the engines `fused` and `triton` use the reference.
 
     For bfloat16 and float16 inputs, the output and the statistics are float32. Raises BnrnnError for shapes, dtypes or
-    devices that do not match, and for freed memory.
+    devices that do not match, for zero time steps, and for freed memory.
     """
     return _normalize("normalize_sequence", len(x), x, gamma, beta, eps, population, batch_sizes)
 
@@ -44,6 +44,8 @@ def _normalize(
     if x.dim() != 3:
         raise BnrnnError(f"x must be (T, B, F), got {tuple(x.shape)}")
     T, B, num_features = x.shape
+    if T == 0:
+        raise BnrnnError(f"x must have at least one time step, got {tuple(x.shape)}: leave out the call")
     mean, var = population or (None, None)
     shapes = {"gamma": (num_features,), "beta": (num_features,), "mean": (num_statistics, num_features),
               "var": (num_statistics, num_features)}  # fmt: skip
