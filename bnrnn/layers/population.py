@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from bnrnn.errors import BnrnnError
-from bnrnn.layers.norm import PopulationAverage, SequenceBatchNorm, TooFewSequences
+from bnrnn.layers.average import PopulationAverage
+from bnrnn.layers.norm import SequenceBatchNorm, TooFewSequences
 
 
 def _norms(model: nn.Module) -> list[SequenceBatchNorm]:

@@ -14,7 +14,7 @@ from hydra.utils import get_class
 from bnrnn.config import ROOT, target_of
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import CAPTIONS, QUESTIONS, SEQUENCES
-from bnrnn.layers import norm
+from bnrnn.layers.average import PopulationAverage
 from bnrnn.report.evidence import Evidence
 from bnrnn.train import train
 from bnrnn.training.checkpoint import MODEL, load
@@ -128,8 +128,8 @@ def test_options_that_were_added_later_are_no_part_of_the_identity():
 
 def test_running_statistics_are_what_a_run_evaluates(tmp_path, monkeypatch):
     estimated = []
-    written = norm.PopulationAverage.write
-    monkeypatch.setattr(norm.PopulationAverage, "write", lambda self, of: (estimated.append(of), written(self, of)))
+    written = PopulationAverage.write
+    monkeypatch.setattr(PopulationAverage, "write", lambda self, of: (estimated.append(of), written(self, of)))
     options = ("model.layer.statistics=running", "budget.updates=8", "budget.eval_every=8")
     result = run("bn_lstm", "digits.Digits", tmp_path / "running", *options)
     assert not estimated and math.isfinite(result.metrics["valid/loss_population_statistics"])
