@@ -96,7 +96,7 @@ void forward_block(const Step& at, Units<TAIL> units, int j, float* product, int
     if (b >= at.n) continue;
     if constexpr (NOISE) {
       Wide kept_c, kept_h, passed;
-      at.noise.factors(at.noise.row(b), j, kept_c, kept_h, passed);
+      at.noise.factors(at.keys[b], j, kept_c, kept_h, passed);
       const Wide old = units.load(at.c_prev + cell), c = sigmoid(a[1]) * old + sigmoid(a[0]) * (passed * tanh(a[2]));
       units.store(at.c + cell, kept_c * old + (1.0f - kept_c) * c);
       units.store(product + b * width + gap, c);
@@ -165,7 +165,7 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
     Wide c, grad = units.load(s.dh + cell) + units.load(dy + cell);
     if constexpr (NOISE) {
       Wide kept_c, kept_h, passed;
-      at.noise.factors(at.noise.row(b), j, kept_c, kept_h, passed);
+      at.noise.factors(at.keys[b], j, kept_c, kept_h, passed);
       units.store(s.dh + cell, kept_h * grad);
       grad *= 1.0f - kept_h;
       c = sigmoid(a[1]) * units.load(at.c_prev + cell) + sigmoid(a[0]) * (passed * tanh(a[2]));
@@ -270,12 +270,12 @@ void backward_steps(const Lstm& s, Back back) {
   Floats du(new float[chunk * size * 4]);
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
   {
-    Floats room(new float[s.B]);
+    const Room room(s);
 #pragma omp for schedule(static)
     for (int n = 0; n < H; n += STRIP) weight.pack_rows(n, s.weight_hh, H);
     int64_t in_chunk = 0;  // number of steps in the chunk so far; they are filled in from the end of the chunk
     for (int64_t t = s.T - 1; t >= 0; --t) {
-      const Step at(s, t, false, room.get());
+      const Step at(s, t, false, room);
       float* du_t = du.get() + (chunk - ++in_chunk) * size * 4;
       back(at, du_t);
 #pragma omp for schedule(static)
@@ -302,9 +302,10 @@ void forward(const Lstm& s) {
 #pragma omp parallel num_threads(s.threads) if (s.threads > 1)
   {
     const int64_t size = (int64_t)s.B * 4 * LANES;
-    Floats product(new float[group * size]), room(new float[s.B]);
+    Floats product(new float[group * size]);
+    const Room room(s);
     for (int64_t t = 0; t < s.T; ++t) {
-      const Step at(s, t, true, room.get());
+      const Step at(s, t, true, room);
 #pragma omp for schedule(static)
       for (int g = 0; g < groups; ++g) {
         const int from = g * group * LANES, to = std::min(H, from + group * LANES);

@@ -37,6 +37,13 @@ struct Lstm {
 
 namespace {
 
+// Memory of a thread for the values of a step.
+struct Room {
+  Floats feature;
+  std::unique_ptr<Noise::Row[]> keys;
+  explicit Room(const Lstm& s) : feature(new float[s.B]), keys(new Noise::Row[s.noisy ? s.B : 0]) {}
+};
+
 // One time step: its index, and pointers to its part of the arrays.
 struct Step {
   const Lstm& s;
@@ -49,10 +56,11 @@ struct Step {
   float mean = 0.0f, var = 0.0f;   // batch statistics of the only input feature
   const float* feature = nullptr;  // the feature of each sequence, minus its mean if batch statistics are used
   Noise noise;
+  const Noise::Row* keys;  // of the random factors of each sequence
 
   // `forward`: whether step t + 1 is computed next, or step t - 1.
-  Step(const Lstm& s, int64_t t, bool forward, float* room)
-      : s(s), t(t), noise(s.key, s.zoneout_c, s.zoneout_h, s.dropout, t) {
+  Step(const Lstm& s, int64_t t, bool forward, const Room& room)
+      : s(s), t(t), noise(s.key, s.zoneout_c, s.zoneout_h, s.dropout, t), keys(room.keys.get()) {
     n = s.running ? s.running[t] : s.B;
     m = s.counted ? s.counted[t] : s.B;
     row = 4 * (int64_t)s.H;
@@ -63,7 +71,8 @@ struct Step {
     y = s.y + size * t;
     c_prev = t ? c - size : s.c_0;
     h_prev = t ? y - size : s.h_0;
-    if (s.feature) set_feature(s.feature + t * s.B, room);
+    if (s.feature) set_feature(s.feature + t * s.B, room.feature.get());
+    for (int b = 0; b < s.B && s.noisy; ++b) room.keys[b] = noise.row(b);
     const int64_t bytes = size * ((x ? 4 : 0) + (u ? 4 : 0) + 2) * (int64_t)sizeof(float);
     if (bytes / s.threads > 2 * NEAR) return;  // more would leave the cache before it is used
     if (forward)
