@@ -12,7 +12,7 @@ import torch
 from bnrnn.bench import inference, layers, padded, peers, readers, rhn, speech, timing
 from bnrnn.bench.layers import NaiveLSTM, Shape
 from bnrnn.bench.rhn import NaiveBNRHN
-from bnrnn.bench.timing import NAIVE, NN_LSTM, NO_NORM, Plan, ratios, verdict
+from bnrnn.bench.timing import LAYER_NORM, NAIVE, NN_LSTM, NO_NORM, ZONEOUT, Plan, ratios, verdict
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.bn_rhn import BNRHN
@@ -25,7 +25,7 @@ from tests.helpers import assert_near
 
 CPU = torch.device("cpu")
 TINY = {
-    "S1": Shape("pixels", T=4, quick_T=3, B=4, I=1, H=5, target=1e6),
+    "S1": Shape("pixels", T=4, quick_T=3, B=4, I=1, H=5, target=1e6, layer_target=1e6),
     "S2": Shape("characters", T=4, quick_T=3, B=4, I=6, H=5, one_hot=True, input_gradient=True),
 }
 PADDED_PLAN = Plan("padded", full_length=True, memory=False, threads=(1,), error_T=0, seconds=0.0)
@@ -209,8 +209,8 @@ def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
     result = json.loads(path.read_text())
     rows = {(row["section"], row["name"]): row for row in result["rows"]}
     pixels = rows["Training step", "S1, T 4"]
-    assert list(pixels["ms"]) == [NN_LSTM, NAIVE, *timing.engines(CPU), NO_NORM]
-    assert pixels["targets"] == {timing.fastest(CPU): 1e6, NO_NORM: layers.WITHOUT_NORM}
+    assert list(pixels["ms"]) == [NN_LSTM, NAIVE, *timing.engines(CPU), NO_NORM, LAYER_NORM, ZONEOUT]
+    assert pixels["targets"] == {timing.fastest(CPU): 1e6, NO_NORM: layers.WITHOUT_NORM, LAYER_NORM: 1e6}
     assert verdict(pixels, timing.fastest(CPU)) == "yes"
     assert list(rows["Training step", "S2, T 4"]["targets"]) == [NO_NORM]
     assert set(rows["Evaluation", "S1, B 64, 20 calls of one step"]["ms"]) == {NN_LSTM, "BN-LSTM", NO_NORM}

@@ -13,7 +13,8 @@ import torch
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import BACKENDS, backend, set_backend
 
-NN_LSTM, NAIVE, NO_NORM = "nn.LSTM", "naive loop", "without norm"  # variants that are not engines
+# Variants that are not engines. Zoneout is that of a layer without normalization.
+NN_LSTM, NAIVE, NO_NORM, LAYER_NORM, ZONEOUT = "nn.LSTM", "naive loop", "without norm", "layer norm", "zoneout"
 PACKED, PADDED, BN_LSTM = "nn.LSTM, packed", "nn.LSTM, padded", "BN-LSTM"  # on sequences of different lengths
 LENGTHS = "uniform between half of T and T"  # of these sequences
 TRAINING = "Training step"  # the section of the main benchmark
