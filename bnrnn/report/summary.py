@@ -105,7 +105,7 @@ def order_of(piece: dict[str, Any]) -> str:
 
 def has_gamma(config: Any) -> bool:
     """Whether a model has batch normalization, as `Run.has_batch_norm`."""
-    if not isinstance(config, dict):
+    if not isinstance(config, dict) or str(config.get("_target_")).endswith(".LNLSTM"):  # its gains have no batch
         return False
     return any(has_gamma(value) or (key == "gamma_init" and value is not None) for key, value in config.items())
 
