@@ -88,16 +88,14 @@ def test_a_timed_step_computes_the_gradients_of_a_batch(monkeypatch, model):
     kept = []
     monkeypatch.setattr(norms, "build", lambda cfg: kept.append(build(cfg)) or kept[0])
     step = norms.training_step(cfg)
-    step()
-    *_, of_step = kept[0]
-    once = [parameter.grad.clone() for parameter in of_step.parameters()]
-    assert all(gradient.isfinite().all() for gradient in once) and sum(gradient.abs().sum() for gradient in once) > 0
-    of_step.layer.layers[0].zoneout = (0.0, 0.0)
-    step()
-    twice = [parameter.grad.clone() for parameter in of_step.parameters()]
-    step()
-    assert all(torch.equal(p.grad, before) for p, before in zip(of_step.parameters(), twice, strict=True)), "no sums"
-    assert not torch.equal(once[-1], twice[-1]), "the recipe has zoneout"
+    found = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        step()
+        found.append([parameter.grad.clone() for parameter in kept[0][-1].parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)), "no sums over steps"
+    assert all(gradient.isfinite().all() for gradient in found[0]) and found[0][-1].abs().sum() > 0
+    assert kept[0][-1].layer.layers[0].zoneout == (0.15, 0.15)
 
 
 def test_layer_norm_is_no_batch_norm_in_a_configuration():
