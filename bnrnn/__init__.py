@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from bnrnn.layers.gru_stack import GRU, LiGRU
 from bnrnn.layers.population import batch_statistics, estimate_population_statistics
 from bnrnn.layers.stack import LSTM, Stack
 from bnrnn.system.memory import keep_heap
 
-__all__ = ["LSTM", "Stack", "batch_statistics", "estimate_population_statistics", "keep_heap"]
+__all__ = ["GRU", "LSTM", "LiGRU", "Stack", "batch_statistics", "estimate_population_statistics", "keep_heap"]
 
 
 def __getattr__(name: str) -> Any:

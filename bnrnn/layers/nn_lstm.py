@@ -1,4 +1,4 @@
-"""The arguments and the names of parameters with which bnrnn.LSTM replaces torch.nn.LSTM."""
+"""The names of parameters of torch.nn.LSTM and nn.GRU, and the arguments with which bnrnn.LSTM replaces nn.LSTM."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,12 +27,14 @@ def names(index: int, num_directions: int) -> dict[str, str]:
 def parameters(lstm: Any) -> list[dict[str, Tensor]]:
     """The parameters of each layer and direction, by nn.LSTM's names.
 
-    There is one bias here, which is nn.LSTM's bias_ih; its bias_hh is 0 and cannot be written to.
+    An LSTM has one bias here, which is nn.LSTM's bias_ih; its bias_hh is 0 and cannot be written to.
     """
     found = []
     for index, layer in enumerate(lstm.layers):
         values = {"weight_ih": layer.weight_ih, "weight_hh": layer.weight_hh}
-        if lstm.bias:
+        if lstm.bias and lstm.has_both_biases:
+            values |= {"bias_ih": layer.bias_ih, "bias_hh": layer.bias_hh}
+        elif lstm.bias:
             with torch.inference_mode():
                 values |= {"bias_ih": layer.bias, "bias_hh": torch.zeros_like(layer.bias)}
         theirs = names(index, lstm.num_directions)
@@ -45,8 +47,13 @@ def refuse_to_set(lstm: Any, name: str) -> None:
     for index in range(len(lstm.layers)):
         for kind, theirs in names(index, lstm.num_directions).items():
             if name == theirs:
-                ours = f"layers[{index}].{'bias' if kind.startswith('bias') else kind}"
+                ours = f"layers[{index}].{'bias' if kind.startswith('bias') and not lstm.has_both_biases else kind}"
                 raise BnrnnError(f"{name} cannot be set: set {ours} to an nn.Parameter, or copy values into that one")
+
+
+def _same(lstm: Any) -> tuple[str, ...]:
+    """The kinds of parameters that are the same here and there."""
+    return ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if lstm.has_both_biases else 2]
 
 
 def rename_from(lstm: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -54,11 +61,11 @@ def rename_from(lstm: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> 
     for index in range(len(lstm.layers)):
         theirs = {kind: prefix + name for kind, name in names(index, lstm.num_directions).items()}
         ours = f"{prefix}layers.{index}."
-        for kind in ("weight_ih", "weight_hh"):
+        for kind in _same(lstm):
             if theirs[kind] in state_dict:
                 state_dict[ours + kind] = state_dict.pop(theirs[kind])
         biases = [theirs["bias_ih"], theirs["bias_hh"]]
-        if lstm.bias and all(name in state_dict for name in biases):
+        if lstm.bias and not lstm.has_both_biases and all(name in state_dict for name in biases):
             state_dict[ours + "bias"] = state_dict.pop(biases[0]) + state_dict.pop(biases[1])
 
 
@@ -71,7 +78,7 @@ def rename_to(lstm: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> No
         return
     for index in range(len(lstm.layers)):
         theirs, ours = names(index, lstm.num_directions), f"{prefix}layers.{index}."
-        for kind in ("weight_ih", "weight_hh", "bias"):
+        for kind in (*_same(lstm), "bias"):
             value = state_dict.get(ours + kind)
             if value is None or isinstance(value, nn.Parameter):
                 continue

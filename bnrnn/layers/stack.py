@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from bnrnn.errors import BnrnnError, check_number, check_size
 from bnrnn.layers import nn_lstm
-from bnrnn.layers.base import RecurrentLayer, State, check_shape, check_state, check_type, check_values, checked_lengths
+from bnrnn.layers.base import RecurrentLayer, State, check_shape, check_state, check_values, checked_lengths
 from bnrnn.layers.steps import FirstStep
+from bnrnn.layers.torch_forms import TorchNames
 from bnrnn.scan.transfer import to_device
 
 
@@ -32,6 +32,7 @@ class Stack(nn.Module):
     Raises BnrnnError for sizes below 1 and for a dropout outside 0 ... 1.
     """
 
+    directions_share = False  # whether both directions of a layer have the same weights
     checks_finite = True  # models turn it off for learned embeddings: a NaN there means divergence, not bad input
 
     def __init__(
@@ -54,7 +55,8 @@ class Stack(nn.Module):
         self.bidirectional, self.dropout, self.t_max = bidirectional, dropout, t_max
         self.num_directions = 2 if bidirectional else 1
         sizes = [input_size] + [self.num_directions * hidden_size] * (num_layers - 1)
-        layers = [layer(size, hidden_size, t_max=t_max) for size in sizes for _ in range(self.num_directions)]
+        num_own = 1 if self.directions_share else self.num_directions
+        layers = [layer(size, hidden_size, t_max=t_max) for size in sizes for _ in range(num_own)]
         self.state_names = layers[0].state_names
         self.layers = nn.ModuleList(layers)
         for single in layers:
@@ -129,20 +131,27 @@ class Stack(nn.Module):
         else:
             batch_sizes = (lengths > torch.arange(len(x), device=lengths.device)[:, None]).sum(1).tolist()
             lengths = to_device(lengths, x.device)
-        states = []
+        states, D = [], self.num_directions
         for n in range(self.num_layers):
-            ys = []
-            for d in range(self.num_directions):
-                k = len(states)
-                y, last = self.layers[k](
-                    reverse(x, lengths) if d else x, state and tuple(s[k] for s in state), t_start, batch_sizes
-                )
-                ys.append(reverse(y, lengths) if d else y)
-                states.append(last)
-            x = torch.cat(ys, dim=2) if self.bidirectional else ys[0]
+            given = None if state is None else [tuple(s[k] for s in state) for k in range(n * D, n * D + D)]
+            x, last = self._run_layer(n, x, given, t_start, batch_sizes, lengths)
+            states += last
             if self.dropout and n < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
         return x, tuple(torch.stack(values) for values in zip(*states, strict=True))
+
+    def _run_layer(
+        self, n: int, x: Tensor, states: list[State] | None, t_start: int, batch_sizes: list[int] | None,
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, list[State]]:  # fmt: skip
+        """Run all directions of layer n, from their states. Returns the outputs side by side, and the last states."""
+        ys, ended = [], []
+        for d in range(self.num_directions):
+            layer, given = self.layers[n * self.num_directions + d], states and states[d]
+            y, last = layer(reverse(x, lengths) if d else x, given, t_start, batch_sizes)
+            ys.append(reverse(y, lengths) if d else y)
+            ended.append(last)
+        return torch.cat(ys, dim=2) if self.bidirectional else ys[0], ended
 
     def _check_values(self, x: Tensor) -> None:
         if self.checks_finite:
@@ -150,7 +159,7 @@ class Stack(nn.Module):
 
     def _check_state(self, state: State | None, *batch_size: int) -> None:
         if state is not None:
-            check_state(state, self.state_names, (len(self.layers), *batch_size, self.hidden_size))
+            check_state(state, self.state_names, (self.num_layers * self.num_directions, *batch_size, self.hidden_size))
 
 
 def reverse(x: Shaped[Tensor, "T B *F"], lengths: Int[Tensor, " B"] | None = None) -> Shaped[Tensor, "T B *F"]:
@@ -162,7 +171,7 @@ def reverse(x: Shaped[Tensor, "T B *F"], lengths: Int[Tensor, " B"] | None = Non
     return x.gather(0, (source if x.dim() == 2 else source[..., None]).expand_as(x))
 
 
-class LSTM(Stack):
+class LSTM(TorchNames, Stack):  # pyright: ignore[reportIncompatibleMethodOverride]: forward has torch's names
     """torch.nn.LSTM with optional normalization. Arguments, shapes and order of the states are those of nn.LSTM.
 
     `output, (h_n, c_n) = LSTM(input_size, hidden_size, ..., norm="batch", t_max=T)(input, hx=None)`.
@@ -235,88 +244,3 @@ class LSTM(Stack):
         self.register_state_dict_post_hook(nn_lstm.rename_to)
         if device is not None or dtype is not None:
             self.to(device=device, dtype=dtype)
-
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]: the names are those of nn.LSTM
-        self,
-        input: Tensor | PackedSequence,
-        hx: tuple[Tensor, Tensor] | None = None,
-        t_start: int | None = None,
-        lengths: Tensor | list[int] | None = None,
-    ) -> tuple[Tensor | PackedSequence, tuple[Tensor, ...]]:
-        """Return the outputs and the last states.
-
-        Args:
-            input: (T, B, I), or (B, T, I) if batch_first, or (T, I) for a single sequence, or a PackedSequence.
-            hx: initial (h, c), each (num_layers D, B, H), or (num_layers D, H) for a single sequence; None means zeros.
-                The last states have the same shapes.
-            t_start, lengths: for tensors, see Stack.
-
-        Raises BnrnnError for wrong shapes, and in the cases that Stack and its layers list.
-        """
-        values = input.data if isinstance(input, PackedSequence) else input
-        check_type(values, "input")
-        if not values.is_floating_point():
-            raise BnrnnError(
-                f"input must be floating point as nn.LSTM's, got {values.dtype}: ids go through an nn.Embedding"
-            )
-        if isinstance(input, PackedSequence):
-            if lengths is not None or t_start:
-                raise BnrnnError(
-                    "lengths and t_start do not apply to a PackedSequence, which has its own lengths and begins at "
-                    "step 0: pass a padded tensor"
-                )
-            return self._forward_packed(input, hx)
-        if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
-            batched = "(B, T, I)" if self.batch_first else "(T, B, I)"
-            raise BnrnnError(
-                f"LSTM expects {batched} or (T, I) with I = {self.input_size}, got shape {tuple(input.shape)}"
-            )
-        if input.dim() == 2:
-            if hx is not None:
-                self._check_state(hx)
-                hx = (hx[0][:, None], hx[1][:, None])
-            y, state = super().forward(input[:, None], hx, t_start, lengths)
-            return y[:, 0], tuple(s[:, 0] for s in state)
-        y, state = super().forward(input.transpose(0, 1) if self.batch_first else input, hx, t_start, lengths)
-        return (y.transpose(0, 1) if self.batch_first else y), state
-
-    def _forward_packed(
-        self, packed: PackedSequence, hx: tuple[Tensor, Tensor] | None
-    ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
-        data, batch_sizes, order, back = packed
-        if data.dim() != 2 or data.shape[1] != self.input_size:
-            raise BnrnnError(f"LSTM expects packed frames (N, {self.input_size}), got shape {tuple(data.shape)}")
-        x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))  # without its indices: longest first
-        check_values(x if back is None else x.index_select(1, back), self.input_size)
-        self._check_state(hx, x.shape[1])
-        self.first_step.find(None, len(x), hx)
-        state = hx if hx is None or order is None else tuple(s.index_select(1, order) for s in hx)
-        y, state = self._run(x, state, 0, lengths)
-        y = PackedSequence(pack_padded_sequence(y, lengths).data, batch_sizes, order, back)
-        state = state if back is None else tuple(s.index_select(1, back) for s in state)
-        self.first_step.remember(state, len(x))
-        return y, state
-
-    @property
-    def all_weights(self) -> list[list[Tensor]]:
-        """The parameters of each layer and direction, as nn.LSTM's `all_weights`."""
-        return [list(of_layer.values()) for of_layer in nn_lstm.parameters(self)]
-
-    def __getattr__(self, name: str) -> Any:
-        """Also find parameters by nn.LSTM's names, such as weight_hh_l0. `bias_hh_l0` is 0: there is one bias here."""
-        if name.startswith(nn_lstm.NAMES):
-            for of_layer in nn_lstm.parameters(self):
-                if name in of_layer:
-                    return of_layer[name]
-        return super().__getattr__(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith(nn_lstm.NAMES):
-            nn_lstm.refuse_to_set(self, name)
-        super().__setattr__(name, value)
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + (f", norm={self.norm!r}" if self.norm else "")
-
-    def flatten_parameters(self) -> None:
-        """Do nothing. It exists because programs written for nn.LSTM call it."""

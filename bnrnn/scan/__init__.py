@@ -2,6 +2,7 @@
 
 from bnrnn.scan.backends import BACKENDS, ENGINES, backend, set_backend
 from bnrnn.scan.backends import check_with as _check_with
+from bnrnn.scan.gru import gru_scan
 from bnrnn.scan.lstm import lstm_scan
 from bnrnn.scan.norm import normalize_over_time, normalize_sequence
 from bnrnn.scan.products import linear
@@ -14,6 +15,7 @@ __all__ = [
     "BACKENDS",
     "ENGINES",
     "backend",
+    "gru_scan",
     "linear",
     "lstm_scan",
     "normalize_over_time",

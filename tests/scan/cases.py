@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from bnrnn import scan
+from bnrnn.scan.gru import reference as gru
 from bnrnn.scan.lstm import reference as lstm
 from bnrnn.scan.rhn import reference as rhn
 from tests.helpers import assert_near, without_shape_checks
@@ -17,6 +18,7 @@ OPTIONAL = NAMES[4:]
 ALL = (True,) * 5
 OF_RHN = ("bias", "gamma_x", "gamma_s", "beta_s", "gamma_z")
 ALL_OF_RHN = dict.fromkeys(OF_RHN, True)
+OF_GRU = ("gamma_hh", "bias_hh", "mask")
 
 
 def problem(T: int, B: int, H: int, given: Sequence[bool] = ALL, population: bool = False, **options) -> dict:
@@ -44,6 +46,15 @@ def rhn_problem(
     return args | {"population": statistics if population else None, **options}
 
 
+def gru_problem(T=5, B=6, H=7, num_gates=3, given: Sequence[bool] = (True,) * 3, **options) -> dict:
+    """Random arguments of a GRU's scan in float64; `given` says which of OF_GRU are there."""
+    shapes = gru.shapes(T, B, num_gates * H, H)
+    names = ("x_proj", "h", "weight_hh", *(name for name, there in zip(OF_GRU, given, strict=True) if there))
+    args: dict[str, Any] = {name: torch.randn(shapes[name]).double() for name in names}
+    args["weight_hh"] /= H**0.5
+    return args | options
+
+
 def _statistics(kind: Any, shapes: dict[str, tuple[int, ...]]) -> Any:
     drawn = (torch.rand(shapes[n]) + 0.1 if n.startswith("var") else torch.randn(shapes[n]) for n in kind._fields)
     return kind(*(value.double() for value in drawn))
@@ -59,12 +70,12 @@ def everything(run: Callable, problem: dict, dtype: torch.dtype = torch.float64)
     torch.manual_seed(1)
     args = in_dtype(problem, dtype)
     leaves = {name: value.requires_grad_() for name, value in args.items() if isinstance(value, Tensor)}
-    y, last, used = run(**args)
+    y, last, *used = run(**args)
     outputs = {"y": y, **({"s": last} if isinstance(last, Tensor) else dict(zip("hc", last, strict=True)))}
     weights = [torch.randn(value.shape, dtype=torch.float64).to(dtype) for value in outputs.values()]
     loss = sum((v * w).sum() for v, w in zip(outputs.values(), weights, strict=True))
     grads = torch.autograd.grad(loss, list(leaves.values()))
-    seen = {name: value for name, value in used._asdict().items() if value is not None}
+    seen = {name: value for of in used for name, value in of._asdict().items() if value is not None}
     return {**outputs, **seen, **{f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}}
 
 
@@ -77,18 +88,21 @@ def rounding_error(reference: Callable, problem: dict, moved: float) -> float:
 
 def assert_agrees(engine: str, problem: dict) -> None:
     """All that an engine computes, in float32 if it is not `fused`, agrees with the reference in float64."""
-    of_rhn = "weight" in problem
-    run, reference = (scan.rhn_scan, rhn.rhn_scan) if of_rhn else (scan.lstm_scan, lstm.lstm_scan)
+    of_lstm = "c" in problem
+    if of_lstm:
+        run, reference = scan.lstm_scan, lstm.lstm_scan
+    else:
+        run, reference = (scan.rhn_scan, rhn.rhn_scan) if "weight" in problem else (scan.gru_scan, gru.gru_scan)
     scan.set_backend(engine)
     dtype = torch.float64 if engine == "fused" else torch.float32
     expected, found = everything(reference, problem), everything(run, problem, dtype)
     assert found.keys() == expected.keys()
     tol = 1e-9
     if dtype == torch.float32:
-        # In a batch of two, normalized to ±1, gradients are small differences of large numbers. The reference itself
+        # Of two values, normalized to ±1, gradients are small differences of large numbers. The reference itself
         # then has an error above 1e-5 in float32, and an engine may have an error of about the same size.
         with without_shape_checks():
-            errors = [rounding_error(reference, problem, moved) for moved in ([0, *[1e-7] * 3] if of_rhn else [0])]
+            errors = [rounding_error(reference, problem, moved) for moved in ([0] if of_lstm else [0, *[1e-7] * 3])]
         tol = max(1e-5, 3 * max(errors))
     # Some gradients are 0 except for rounding, because normalization removes them; these are compared with the largest.
     largest = max(ref.norm().item() for name, ref in expected.items() if name.startswith("d"))

@@ -3,6 +3,7 @@
 #include "fingerprint.cpp"
 #include "products.cpp"
 
+#include "../gru/cpu.cpp"
 #include "../lstm/cpu.cpp"
 #include "../lstm/layer_norm.cpp"
 #include "../norm/cpu.cpp"
