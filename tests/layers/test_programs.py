@@ -32,13 +32,17 @@ PROGRAMS = {
     "input_bn_lstm": lambda: bnrnn.LSTM(I, H, norm="input_batch", input_statistics="sequence", batch_first=True),
     "ln_lstm": lambda: bnrnn.LSTM(I, H, norm="layer", zoneout=(0.3, 0.2), recurrent_dropout=0.1),
     "zoneout_bn_lstm": lambda: bnrnn.LSTM(I, H, norm="batch", t_max=T, zoneout=(0.3, 0.2)),
+    "gru": lambda: bnrnn.GRU(I, H, norm="layer"),
+    "ligru": lambda: bnrnn.LiGRU(I, H, bidirectional=True),
     "bn_rnn": lambda: Stack(BNRNN, I, H, t_max=T),
     "rhn": lambda: Stack(RHN, I, H),
     "bn_rhn": lambda: Stack(BNRHN, I, H, t_max=T),
 }
-COMPILED = ("bn_lstm", "bn_lstm_running", "input_bn_lstm", "ln_lstm", "zoneout_bn_lstm", "bn_rnn", "bn_rhn")
-EXPORTED = ("bn_lstm", "ln_lstm", "bn_rhn")
+COMPILED = ("bn_lstm", "bn_lstm_running", "input_bn_lstm", "ln_lstm", "zoneout_bn_lstm", "gru", "ligru", "bn_rnn",
+            "bn_rhn")  # fmt: skip
+EXPORTED = ("bn_lstm", "ln_lstm", "ligru", "bn_rhn")
 IN_ONNX = ("bn_lstm", "ln_lstm")
+RECURRENCE = {"bn_rhn": "rhn", "gru": "gru_tanh", "ligru": "gru_relu"}  # those of others are the LSTM's
 LATER = """
 import sys
 import numpy, torch
@@ -68,7 +72,7 @@ def trained(name: str) -> nn.Module:
         nn.init.uniform_(parameter, -0.5, 0.5)
     for x in batches:
         model(x)
-    if name not in ("lstm", "ln_lstm", "rhn", "bn_lstm_running"):
+    if name not in ("lstm", "ln_lstm", "rhn", "bn_lstm_running", "ligru"):
         estimate_population_statistics(model, batches)
     return model.eval()
 
@@ -86,7 +90,7 @@ def check_compiled(name: str) -> None:
         model, x = model.double(), x.double()
     copied = copy.deepcopy(model)
     program = torch.compile(copied, fullgraph=True, backend="aot_eager")
-    kind = "rhn" if "rhn" in name else "lstm"
+    kind = RECURRENCE.get(name, "lstm")
     prepare = operator.RECURRENCES[kind].prepare
 
     def noted(*args: Any, **options: Any) -> Any:
@@ -107,7 +111,7 @@ def check_compiled(name: str) -> None:
     for key, value in model.state_dict().items():
         if "pop_mean" in key or "num_batches" in key:
             assert_near(key, value.double(), copied.state_dict()[key].double(), 1e-6)
-    assert set(runs) == (set() if name == "bn_rnn" else {f"bnrnn.scan.{kind}.cpu"})
+    assert set(runs) == (set() if name == "bn_rnn" else {f"bnrnn.scan.{kind.partition('_')[0]}.cpu"})
 
 
 def check_exported(name: str, folder: Path) -> None:
@@ -151,7 +155,7 @@ def run(code: str, folder: Path, path: Path | None, *arguments: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["fused", "cpu", "triton"])
-@pytest.mark.parametrize("kind", ["lstm", "bn_rhn", "input_bn_lstm"])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "ligru", "bn_rhn", "input_bn_lstm"])
 def test_a_gradient_of_a_gradient_names_the_reference(engine, kind):
     model, x = PROGRAMS[kind]().train(), torch.randn(B if kind == "input_bn_lstm" else T, B, I, requires_grad=True)
     scan.set_backend(engine)
@@ -160,14 +164,14 @@ def test_a_gradient_of_a_gradient_names_the_reference(engine, kind):
         torch.autograd.grad(loss, x, create_graph=True)
 
 
-@pytest.mark.parametrize("kind", ["lstm", "bn_rhn"])
+@pytest.mark.parametrize("kind", ["lstm", "gru", "ligru", "bn_rhn"])
 def test_by_the_reference_gradients_have_gradients(kind):
     model, x = PROGRAMS[kind]().double(), torch.randn(T, B, I, dtype=torch.float64, requires_grad=True)
     scan.set_backend("reference")
     assert torch.autograd.gradgradcheck(lambda x: model(x)[0], x, fast_mode=True)
 
 
-@pytest.mark.parametrize("kind", ["lstm", "bn_lstm", "ln_lstm", "bn_rhn"])
+@pytest.mark.parametrize("kind", ["lstm", "bn_lstm", "ln_lstm", "gru", "ligru", "bn_rhn"])
 def test_torch_func_takes_the_reference_by_itself(kind):
     model, x = trained(kind), torch.randn(T, B, I)
     parameters = dict(model.named_parameters())

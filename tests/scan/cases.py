@@ -46,8 +46,8 @@ def rhn_problem(
     return args | {"population": statistics if population else None, **options}
 
 
-def gru_problem(T=5, B=6, H=7, num_gates=3, given: Sequence[bool] = (True,) * 3, **options) -> dict:
-    """Random arguments of a GRU's scan in float64; `given` says which of OF_GRU are there."""
+def gru_problem(T=5, B=6, H=7, num_gates=3, given: Sequence[bool] = (True,) * 3, population=False, **options) -> dict:
+    """Random arguments of a GRU's scan in float64; `given` says which of OF_GRU are there. It has no population."""
     shapes = gru.shapes(T, B, num_gates * H, H)
     names = ("x_proj", "h", "weight_hh", *(name for name, there in zip(OF_GRU, given, strict=True) if there))
     args: dict[str, Any] = {name: torch.randn(shapes[name]).double() for name in names}

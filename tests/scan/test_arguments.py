@@ -13,7 +13,7 @@ from bnrnn import scan
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.rhn import RHN
 from tests.helpers import assert_near
-from tests.scan.cases import OF_RHN, everything, in_dtype, problem, rhn_problem
+from tests.scan.cases import OF_RHN, everything, gru_problem, in_dtype, problem, rhn_problem
 
 ENGINES = ["reference", "fused", "cpu"]
 ALL = [*ENGINES, "triton"]
@@ -28,6 +28,14 @@ def rhn() -> dict[str, Any]:
     return in_dtype(rhn_problem(T, B, H, D, population=True))
 
 
+def gru() -> dict[str, Any]:
+    return in_dtype(gru_problem(T, B, H)) | {"population": ()}
+
+
+def run_gru(population: tuple[()], **arguments: Any) -> Any:
+    return scan.gru_scan(**arguments)
+
+
 def sequence() -> dict[str, Any]:
     named = {"x": torch.randn(T, B, H), "gamma": torch.randn(H), "beta": torch.randn(H)}
     return named | {"eps": 1e-5, "population": (torch.randn(T, H), torch.rand(T, H) + 0.1)}
@@ -40,6 +48,7 @@ def over_time() -> dict[str, Any]:
 SCANS: dict[Callable[..., Any], Callable[[], dict[str, Any]]] = {
     scan.lstm_scan: lstm,
     scan.rhn_scan: rhn,
+    run_gru: gru,
     scan.normalize_sequence: sequence,
     scan.normalize_over_time: over_time,
 }
@@ -146,7 +155,8 @@ def test_a_state_of_another_batch_never_reaches_the_kernel():
 
 
 RECURRENCES = [pytest.param(scan.lstm_scan, problem, (False,) * 5, id="lstm"),
-               pytest.param(scan.rhn_scan, rhn_problem, dict.fromkeys(OF_RHN, False), id="rhn")]  # fmt: skip
+               pytest.param(scan.rhn_scan, rhn_problem, dict.fromkeys(OF_RHN, False), id="rhn"),
+               pytest.param(scan.gru_scan, gru_problem, (False,) * 3, id="gru")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("run", "draw", "none"), RECURRENCES)
@@ -160,12 +170,12 @@ def test_bfloat16_is_the_precision_of_products_alone(engine, run, draw, none):
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(run(**args)[0], low["y"])
     halves = in_dtype(args, torch.bfloat16)
-    y, last, used = run(**halves)
+    y, last, *used = run(**halves)
     assert {v.dtype for v in (y, *tree_leaves(last))} == {torch.bfloat16}
-    assert {v.dtype for v in used if v is not None} == {torch.float32}
+    assert {v.dtype for of in used for v in of if v is not None} == ({torch.float32} if used else set())
     assert torch.equal(y, run(**in_dtype(halves), product_dtype=torch.bfloat16)[0].bfloat16())
     states = {name: args[name] for name in ("h", "c", "s") if name in args}
-    y, last, _ = run(**halves | states)
+    y, last, *_ = run(**halves | states)
     assert y.dtype == torch.bfloat16 and {v.dtype for v in tree_leaves(last)} == {torch.float32}
 
 

@@ -14,7 +14,7 @@ from bnrnn.scan.lstm.triton import triton_scan
 from bnrnn.scan.native import build
 from bnrnn.scan.rhn.triton import rhn_triton_scan
 from tests.helpers import assert_near
-from tests.scan.cases import OF_RHN, in_dtype, problem, rhn_problem
+from tests.scan.cases import OF_RHN, gru_problem, in_dtype, problem, rhn_problem
 
 needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
 CPU = pytest.param("cpu", marks=needs_compiler)
@@ -28,9 +28,14 @@ def run_rhn(engine: str, args: dict):
     return (rhn_triton_scan if engine == "triton" else scan.rhn_scan)(**args)
 
 
+def run_gru(engine: str, args: dict):
+    return scan.gru_scan(**args)
+
+
 SCANS = [pytest.param(run, problem, engine, id=f"{name}-{engine}")
          for name, run, problem in (("lstm", run_lstm, problem), ("rhn", run_rhn, rhn_problem))
          for engine in ("fused", "cpu", "triton")]  # fmt: skip
+SCANS += [pytest.param(run_gru, gru_problem, engine, id=f"gru-{engine}") for engine in ("fused", "cpu")]
 
 
 @pytest.fixture(autouse=True)
@@ -74,12 +79,13 @@ def test_what_the_backward_pass_reads_must_not_change_before_it(run, problem, en
     expected = torch.autograd.grad(y.sum(), args["x_proj"])[0]
     tensors = [name for name, value in args.items() if isinstance(value, Tensor)]
     changing = (*copied[:2], "gamma_hh", "beta_s") if engine == "triton" else tensors  # the interpreter is slow
-    for name in (*(name for name in changing if name in tensors), "y", "population"):
+    others = ("y",) if run is run_gru else ("y", "population")
+    for name in (*(name for name in changing if name in tensors), *others):
         before = {k: v.detach().clone() for k, v in args.items() if k in tensors}
         y, *_ = run(engine, args)
         loss = y.sum()
         with torch.no_grad():
-            {**args, "y": y, "population": args["population"][-1]}[name].mul_(2)
+            (y if name == "y" else args["population"][-1] if name == "population" else args[name]).mul_(2)
         if name in copied:
             assert torch.equal(torch.autograd.grad(loss, args["x_proj"])[0], expected), name
         else:
@@ -126,11 +132,15 @@ def test_a_forward_pass_without_a_backward_pass_is_freed_at_once(run, problem, e
 @pytest.mark.parametrize("engine", ["reference", "fused", CPU, "auto"])
 @pytest.mark.parametrize("population", [False, True])
 def test_a_batch_without_sequences_has_empty_results_and_gradients_of_zero(engine, population):
-    for run, draw in ((run_lstm, problem), (run_rhn, rhn_problem)):
-        nothing = (False,) * 5 if run is run_lstm else dict.fromkeys(OF_RHN, False)
+    for run, draw in ((run_lstm, problem), (run_rhn, rhn_problem), (run_gru, gru_problem)):
+        nothing = dict.fromkeys(OF_RHN, False) if run is run_rhn else (False,) * (5 if run is run_lstm else 3)
         args = drawn(draw, population=population, **({} if population else {"given": nothing}))
-        args |= {k: v.detach()[..., :0, :].requires_grad_() for k, v in args.items() if k in ("x_proj", "h", "c", "s")}
-        y, _, _ = run(engine, args)
+        args |= {
+            k: v.detach()[..., :0, :].requires_grad_()
+            for k, v in args.items()
+            if k in ("x_proj", "h", "c", "s", "mask")
+        }
+        y, *_ = run(engine, args)
         assert y.shape == (2, 0, 5)
         y.sum().backward()
         assert all(v.grad is None or not v.grad.any() for v in args.values() if isinstance(v, Tensor))
@@ -140,7 +150,7 @@ def test_a_batch_without_sequences_has_empty_results_and_gradients_of_zero(engin
 @pytest.mark.parametrize("grad", [True, False])
 def test_the_last_state_has_memory_of_its_own(run, problem, engine, grad):
     with torch.set_grad_enabled(grad):
-        y, last, _ = run(engine, drawn(problem))
+        y, last, *_ = run(engine, drawn(problem))
     before = y.detach().clone()
     for state in (last,) if isinstance(last, Tensor) else last:
         assert state.untyped_storage().nbytes() == state.nbytes

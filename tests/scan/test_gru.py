@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
+from bnrnn.scan import operator
 from bnrnn.scan.gru import LOG
 from bnrnn.scan.gru.reference import gru_scan
 from bnrnn.scan.native import build
@@ -144,6 +145,28 @@ def test_captured_it_is_the_same(normalized):
         assert made and all(graph.replays for graph in made)
     for name, value in expected.items():
         assert_near(name, value, found[name])
+
+
+@pytest.mark.parametrize(("num_gates", "nonlinearity"), [(3, "tanh"), (2, "relu")])
+@pytest.mark.parametrize("given", [(True, True, True), (False, True, False), (False, False, False)])
+def test_the_operator_of_compiled_programs_is_the_same(num_gates, nonlinearity, given):
+    """The shapes that a compiler is told are those that it gets."""
+    args = gru_problem(4, 5, 6, num_gates, given, batch_sizes=[5, 5, 3, 2], nonlinearity=nonlinearity)
+
+    def run(batch_sizes: list[int], nonlinearity: str, **tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return operator.scan(f"gru_{nonlinearity}", tensors, None, {"batch_sizes": batch_sizes})[:2]
+
+    expected, found = everything(gru_scan, args), everything(run, args)
+    for name, value in expected.items():
+        assert_near(name, value, found[name])
+    torch.compiler.reset()
+    compiled = torch.compile(lambda **given: run(**given)[0].sum(), fullgraph=True, backend="aot_eager")
+    with without_shape_checks():
+        leaves = {k: v.requires_grad_() for k, v in args.items() if isinstance(v, Tensor)}
+        grads = torch.autograd.grad(compiled(**args), list(leaves.values()))
+        wanted = torch.autograd.grad(gru_scan(**args)[0].sum(), list(leaves.values()))
+    for name, ref, out in zip(leaves, wanted, grads, strict=True):
+        assert_near(name, ref, out)
 
 
 def test_what_does_not_fit_is_named():
