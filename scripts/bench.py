@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bnrnn.bench import layers
+from bnrnn.bench.gru import gru_cases
 from bnrnn.bench.inference import inference_cases
 from bnrnn.bench.layers import CLEAR_REFS, Shape, in_fresh_process, memory_growth, relative_errors
 from bnrnn.bench.padded import padded_cases
@@ -52,6 +53,7 @@ def cases(shapes: dict[str, Shape], plan: Plan, device: torch.device, peers: boo
     torch.set_num_threads(1)
     yield from inference_cases(device, plan)
     yield rhn_case(device)
+    yield from gru_cases(device, plan)
     yield from reader_cases(device, plan)
     yield speech_case(device, plan)
     if peers:

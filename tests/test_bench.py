@@ -9,13 +9,15 @@ import sys
 import pytest
 import torch
 
-from bnrnn.bench import inference, layers, padded, peers, readers, rhn, speech, timing
+from bnrnn.bench import gru, inference, layers, padded, peers, readers, rhn, speech, timing
+from bnrnn.bench.gru import NaiveLiGRU
 from bnrnn.bench.layers import NaiveLSTM, Shape
 from bnrnn.bench.rhn import NaiveBNRHN
 from bnrnn.bench.timing import LAYER_NORM, NAIVE, NN_LSTM, NO_NORM, ZONEOUT, Plan, ratios, verdict
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.bn_rhn import BNRHN
+from bnrnn.layers.ligru import LiGRU
 from bnrnn.layers.stack import LSTM
 from bnrnn.report.bench_page import render, render_brief, render_file, render_padded
 from bnrnn.scan import backend, set_backend
@@ -42,6 +44,8 @@ def _engines(monkeypatch):
         monkeypatch.setattr(rhn, name, 3)
     for name in ("T", "B", "F", "H"):
         monkeypatch.setattr(speech, name, 5)
+    monkeypatch.setattr(gru, "T", 3)
+    monkeypatch.setattr(gru, "SHAPES", dict.fromkeys(gru.NAMES, TINY["S2"]))
     monkeypatch.setattr(inference, "SHAPES", {"S1": TINY["S1"], "S2": TINY["S2"], "S4": TINY["S2"]})
     timing.engines.cache_clear()
     yield
@@ -53,6 +57,12 @@ def test_the_naive_loop_is_the_highway_layer():
     layer = BNRHN(3, 5, 4, depth=2)
     naive, x = NaiveBNRHN(layer), torch.randn(4, 6, 3)
     assert_near("y", layer(x)[0], naive(x)[0])
+
+
+def test_the_naive_loop_is_the_light_gru():
+    layer, x = LiGRU(3, 5), torch.randn(4, 6, 3)
+    for ref, out in zip(layer(x)[0], NaiveLiGRU(layer)(x)[0], strict=True):
+        assert_near("y", ref, out)
 
 
 @pytest.mark.parametrize("norm", ["batch", "input_batch"])
@@ -215,7 +225,8 @@ def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
     assert list(rows["Training step", "S2, T 4"]["targets"]) == [NO_NORM]
     assert set(rows["Evaluation", "S1, B 64, 20 calls of one step"]["ms"]) == {NN_LSTM, "BN-LSTM", NO_NORM}
     assert {section for section, _ in rows} == {
-        "Training step", "Evaluation", "Recurrent highway networks", "Attentive readers", "Speech"
+        "Training step", "Evaluation", "Recurrent highway networks", gru.SECTION, f"{gru.SECTION}: a loop",
+        "Attentive readers", "Speech",
     }  # fmt: skip
     assert result["errors"]["S1"]["T"] == 2
     assert result["peak"] is None or result["peak"] > 1
