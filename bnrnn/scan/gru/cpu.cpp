@@ -29,6 +29,7 @@ struct Gru {
 }
 
 namespace gru {
+namespace {
 
 // One time step: its index, and pointers to its part of the arrays.
 struct Step {
@@ -61,7 +62,7 @@ void over_groups(const Gru& s, Function function) {
   for (int g = 0; g < s.Q - 1; ++g) function(g, g * 2 * s.H, g ? s.H : 2 * s.H);
 }
 
-inline float total(Wide v) {
+float total(Wide v) {
   float sum = 0.0f;
   for (int k = 0; k < LANES; ++k) sum += v[k];
   return sum;
@@ -250,6 +251,7 @@ void backward(const Gru& s) {
   }
 }
 
+}  // namespace
 }  // namespace gru
 
 extern "C" {
