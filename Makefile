@@ -37,7 +37,7 @@ RENDER = $(ANALYSES); for analysis in $$analyses; do $(PYTHON) $$analysis --out-
 	$(RECIPES); for recipe in $$recipes; do $(PYTHON) scripts/make_tables.py --show $$recipe --results $(FOLDER); done
 
 .PHONY: help setup quickstart test test-slow test-slurm sanitize lint types check seal tables verify compare site site-test data doctor bench running notebook
-.PHONY: kernels versions stress gpu-evidence wheels campaign status sweep-gamma
+.PHONY: kernels emulate versions stress gpu-evidence wheels campaign status sweep-gamma
 .DEFAULT_GOAL := help
 
 # The list has a heading for each line that begins with ##, and a line for each target that ends with ## and a text.
@@ -139,6 +139,10 @@ bench: setup  ## time the layers, nn.LSTM and a Python loop, into results/bench/
 
 kernels: setup  ## compile the Triton kernels for three GPUs, and write what they need into docs/kernels.md; needs none
 	$(PYTHON) scripts/kernels.py
+
+emulate: setup  ## run the compiled Triton kernels on a CPU, instruction by instruction: half an hour, needs no GPU
+	$(PYTHON) -m scripts.emulate
+	$(PYTHON) scripts/make_tables.py
 
 running: setup  ## compare running with exact population statistics, for docs/layer.md; minutes, needs Penn Treebank
 	$(PYTHON) scripts/running.py

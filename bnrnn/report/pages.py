@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from bnrnn.config import ROOT
-from bnrnn.report import choosing_page, model_card, plots, readme, running_page
+from bnrnn.report import choosing_page, emulated_page, model_card, plots, readme, running_page
+from bnrnn.report.bench_page import render as render_benchmark
 from bnrnn.report.bench_page import render_brief, render_file, render_padded
 from bnrnn.report.claim_types import Analysis, PaperEntry, Table
 from bnrnn.report.claims import analysis_of, entries, entry_of, has_entry, papers, table_of
@@ -78,7 +79,7 @@ def texts(evidence: Evidence) -> dict[Path, str]:
     if has_history():  # without the history it is unknown whether rules were committed before their runs
         pages |= claim_pages(claims, evidence, measured)
     pages[results / "README.md"] = render_index(measured, evidence)
-    pages |= {path.with_suffix(".md"): render_file(path) for path in sorted((results / "bench").glob("*.json"))}
+    pages |= {path.with_suffix(".md"): _benchmark(path) for path in sorted((results / "bench").glob("*.json"))}
     pages |= {path / "README.md": model_card.render(path, results) for path in sorted(results.glob(f"*/*/{MODELS}"))}
     for path in (path for pattern in WITH_BLOCKS for path in sorted(results.parent.glob(pattern))):
         pages[path] = BLOCK.sub(lambda m: f"{m[1]}{block(m[2], evidence, claims)}{m[3]}", path.read_text())
@@ -104,6 +105,10 @@ def render_index(measured: Collection[str], evidence: Evidence) -> str:
     if benchmarks:
         parts.append("## Benchmarks\n\n" + "".join(f"- [{name}](bench/{name}.md)\n" for name in benchmarks))
     return "\n".join(parts)
+
+
+def _benchmark(path: Path) -> str:
+    return render_file(path, emulated_page.render if path.stem == emulated_page.FILE.stem else render_benchmark)
 
 
 def _link(entry: PaperEntry) -> str:
@@ -140,7 +145,8 @@ def block(key: str, evidence: Evidence, claims: list[JudgedClaim]) -> str:
     if key in measured_keys(evidence):  # an analysis with a table
         analysis: Any = analysis_of(key).module()
         return analysis.table(evidence.numbers(key))
-    return render_file(evidence.folder / f"{key}.json", render_padded if key.endswith("padded") else render_brief)
+    brief = {"bench/cpu-padded": render_padded, "bench/emulated": emulated_page.render_brief}.get(key, render_brief)
+    return render_file(evidence.folder / f"{key}.json", brief)
 
 
 def draw_all(evidence: Evidence) -> None:

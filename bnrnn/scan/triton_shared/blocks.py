@@ -149,7 +149,12 @@ def normalized(v, mask, count, means, variances, columns, valid, form: tl.conste
 @no_type_check
 @triton.jit
 def add(pointer, columns, valid, value):
-    tl.store(pointer + columns, tl.load(pointer + columns, mask=valid, other=0.0) + value, mask=valid)
+    """Add to values in memory that belong to this program.
+
+    With few columns, several threads have the same one, and one of them stores it. With a load and a store, the others
+    could load while it stores, since no barrier lies between.
+    """
+    tl.atomic_add(pointer + columns, value, mask=valid, sem="relaxed")
 
 
 @no_type_check

@@ -1,0 +1,96 @@
+"""Renders what the Triton kernels gave in the emulator of compiled kernels, which scripts/emulate.py has run."""
+
+from typing import Any
+
+from bnrnn.config import ROOT
+from bnrnn.report.markdown import markdown
+
+CLOCK = 1.7  # GHz, of an H100
+FILE = ROOT / "results/bench/emulated.json"
+PRECISIONS = ("float32", "tf32", "bfloat16")
+INTRODUCTION = """
+`make emulate` compiled the kernels for each GPU architecture and executed them instruction by instruction on a CPU,
+with the arguments with which Triton would have launched them. Outputs, statistics and all gradients are compared with
+the reference in float64: *error* is the largest relative error, and *tolerance* is three times what rounding explains.
+Sizes are sequences x units. *Instructions* are those of warps, forward and backward. *Conflicts* counts pairs of
+instructions whose accesses to memory nothing orders, and similar faults.
+[engines.md](../../docs/engines.md#the-compiled-kernels-on-a-cpu) says what this cannot tell.
+"""
+
+OF_COSTS = """
+Times are **estimates** for an H100, from instructions and barriers alone. At best, every scheduler issues an
+instruction in each cycle; at worst, each instruction waits for the one before. Launching is not included.
+"""
+
+
+def render(result: dict[str, Any]) -> str:
+    """The page: a row for each case."""
+    header = [
+        "case",
+        "architecture",
+        "precision",
+        "launch",
+        "programs",
+        "instructions",
+        "error",
+        "tolerance",
+        "conflicts",
+    ]
+    rows = [
+        [row["case"], f"sm_{row['architecture']}", row["precision"], row["launch"], str(row["programs"]),
+         f"{row['instructions']:,}", f"{row['error']:.1e}", f"{row['tolerance']:.1e}", str(len(row["conflicts"]))]
+        for row in result["rows"]
+    ]  # fmt: skip
+    conflicts = sorted({f"- {conflict}\n" for row in result["rows"] for conflict in row["conflicts"]})
+    found = f"\n## Conflicts\n\n{''.join(conflicts)}" if conflicts else ""
+    parts = [f"# Compiled Triton kernels, emulated\n{INTRODUCTION}",
+             f"{markdown(header, rows)}\n{_made(result)}{found}",
+             f"## Counts of one time step on sm_90, in TF32\n{OF_COSTS}", render_costs(result)]  # fmt: skip
+    return "\n".join(parts)
+
+
+def render_brief(result: dict[str, Any]) -> str:
+    """A table of recurrences and architectures."""
+    groups = dict[tuple[str, str], list[dict[str, Any]]]()
+    for row in result["rows"]:
+        name = row["case"].partition(",")[0].split()[0]
+        groups.setdefault((name, f"sm_{row['architecture']}"), []).append(row)
+    header = ["recurrence", "architecture", "cases", "instructions", *(f"error, {p}" for p in PRECISIONS), "conflicts"]
+    rows = []
+    for (name, architecture), found in sorted(groups.items()):
+        errors = {p: [row["error"] for row in found if row["precision"] == p] for p in PRECISIONS}
+        rows.append([name, architecture, str(len(found)), f"{sum(row['instructions'] for row in found):,}",
+                     *(f"{max(e):.1e}" if e else "–" for e in errors.values()),
+                     str(sum(len(row["conflicts"]) for row in found))])  # fmt: skip
+    return f"{markdown(header, rows)}\n{_made(result)}"
+
+
+def render_costs(result: dict[str, Any]) -> str:
+    """Counts of a step of real sizes, and a time that is estimated from them."""
+    header = ["case", "launch", "kernel", "programs", "warps", "instructions of a warp", "barriers", "KiB of a program",
+              "estimated us"]  # fmt: skip
+    rows = []
+    for cost in result["costs"]:
+        low, high = estimate(cost)
+        rows.append([cost["case"], cost["launch"], cost["kernel"], str(cost["programs"]), str(cost["warps"]),
+                     f"{cost['instructions']:,}", str(cost["barriers"]), f"{cost['bytes'] / 1024:.0f}",
+                     f"{low:.1f} to {high:.1f}"])  # fmt: skip
+    return markdown(header, rows)
+
+
+def estimate(cost: dict[str, Any]) -> tuple[float, float]:
+    """Microseconds of a step at best and at worst.
+
+    At best each of the four schedulers of a multiprocessor issues an instruction in every cycle, and a barrier takes 20
+    cycles. At worst each instruction waits 8 cycles for the one before, a barrier takes 40 cycles, and loads from
+    global memory take 5,000 cycles together.
+    """
+    low = cost["instructions"] * max(1, cost["warps"] / 4) + 20 * cost["barriers"]
+    high = 8 * cost["instructions"] * max(1, cost["warps"] / 32) + 40 * cost["barriers"] + 5000
+    return low / (1000 * CLOCK), high / (1000 * CLOCK)
+
+
+def _made(result: dict[str, Any]) -> str:
+    failed = sum(bool(row["conflicts"]) or row["error"] >= row["tolerance"] for row in result["rows"])
+    passed = len(result["rows"]) - failed
+    return f"{passed} of {len(result['rows'])} cases passed. Triton {result['triton']}, {result['date']}.\n"

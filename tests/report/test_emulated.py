@@ -1,0 +1,23 @@
+"""The page of what the Triton kernels gave in the emulator."""
+
+from bnrnn.report import emulated_page
+
+ROW = {"case": "BN-LSTM padded, 6 x 9", "architecture": 80, "precision": "float32", "launch": "steps", "programs": 2,
+       "instructions": 12345, "error": 1.2e-6, "tolerance": 1e-5, "conflicts": []}  # fmt: skip
+
+
+def test_the_pages_count_cases_errors_and_conflicts():
+    bad = ROW | {"precision": "tf32", "error": 0.5, "tolerance": 1e-2, "conflicts": ["one", "two"]}
+    other = ROW | {"case": "BN-RHN, 6 x 9", "architecture": 90, "error": 2e-6}
+    cost = {"case": "BN-LSTM, 64 x 100", "launch": "steps", "kernel": "forward_steps", "programs": 7, "warps": 8,
+            "instructions": 3400, "barriers": 17, "bytes": 2048}  # fmt: skip
+    result = {"triton": "3.7.1", "date": "today", "rows": [ROW, bad, other], "costs": [cost]}
+    page, brief = emulated_page.render(result), emulated_page.render_brief(result)
+    assert "| BN-LSTM padded, 6 x 9 | sm_80 | float32 | steps | 2 | 12,345 | 1.2e-06 | 1.0e-05 | 0 |" in page
+    assert "## Conflicts\n\n- one\n- two\n" in page
+    assert "## Conflicts" not in emulated_page.render(result | {"rows": [ROW]})
+    assert "| BN-LSTM | sm_80 | 2 | 24,690 | 1.2e-06 | 5.0e-01 | – | 2 |" in brief
+    assert "| BN-RHN | sm_90 | 1 | 12,345 | 2.0e-06 | – | – | 0 |" in brief
+    assert "2 of 3 cases passed. Triton 3.7.1, today." in page and "2 of 3 cases passed." in brief
+    # 3400 instructions of 8 warps on 4 schedulers, and 17 barriers: 7140 cycles at 1.7 GHz
+    assert "| BN-LSTM, 64 x 100 | steps | forward_steps | 7 | 8 | 3,400 | 17 | 2 | 4.2 to 19.3 |" in page
