@@ -132,21 +132,23 @@ def test_a_dead_process_of_wandb_is_one_line_of_warning(tmp_path, capsys, broken
     assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {re.escape(warning)}\n", (tmp_path / "run.log").read_text())
 
 
-def test_a_run_that_wandb_cannot_upload_is_recorded_offline(tmp_path, monkeypatch):
+@pytest.mark.parametrize("system", [False, True])
+def test_a_run_that_wandb_cannot_upload_is_recorded_offline(tmp_path, monkeypatch, system):
     modes, warnings = [], []
 
     class Offline:
         def define_metric(self, *_, **__) -> None:
             pass
 
-    def init(mode, resume, **given):
+    def init(mode, resume, settings, **given):
         modes.append((mode, resume))
+        assert settings.x_disable_stats == settings.x_disable_machine_info == (not system)
         if mode == "online":
             raise wandb.errors.UsageError("No API key configured.\nat some place")
         return Offline()
 
     monkeypatch.setattr(wandb, "init", init)
-    cfg = composed("wandb.mode=online")
+    cfg = composed("wandb.mode=online", f"wandb.system={system}")
     assert isinstance(mirror.start(cfg, {}, tmp_path, {}, "a", warnings.append), Offline)
     assert modes == [("online", "allow"), ("offline", None)]
     (warning,) = warnings
