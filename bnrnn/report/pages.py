@@ -145,8 +145,9 @@ def block(key: str, evidence: Evidence, claims: list[JudgedClaim]) -> str:
     if key in measured_keys(evidence):  # an analysis with a table
         analysis: Any = analysis_of(key).module()
         return analysis.table(evidence.numbers(key))
-    brief = {"bench/cpu-padded": render_padded, "bench/emulated": emulated_page.render_brief}.get(key, render_brief)
-    return render_file(evidence.folder / f"{key}.json", brief)
+    if key == "bench/emulated":
+        return render_file(evidence.folder / f"{key}.json", emulated_page.render_brief)
+    return render_file(evidence.folder / f"{key}.json", render_padded if key.endswith("padded") else render_brief)
 
 
 def draw_all(evidence: Evidence) -> None:
