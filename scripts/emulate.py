@@ -17,7 +17,7 @@ import triton
 from bnrnn.errors import report_errors
 from bnrnn.report.emulated_page import FILE
 from bnrnn.system.files import read_record, write_record
-from bnrnn.training.results import provenance
+from bnrnn.training.provenance import provenance
 from tests.emulator.cases import Case, Outcome, every, few, of_costs, run
 
 
