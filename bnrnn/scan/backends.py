@@ -126,6 +126,12 @@ def triton_engine(recurrence: str = "lstm") -> ModuleType:
         raise BnrnnError(f"backend=triton cannot be imported ({error}): pip install triton, or use auto") from error
 
 
+@cache
+def say_that_fused_runs(lacking: str) -> None:
+    """Log, once per process, what the Triton engine has no kernels for."""
+    logging.getLogger("bnrnn").warning("The engine `triton` lacks %s. The engine `fused` runs instead.", lacking)
+
+
 def check_with(find_problem: Callable[[torch.device], str | None]) -> None:
     """Set the check of the Triton engine: it returns what is wrong on a device, or None."""
     _checks[:] = [find_problem]

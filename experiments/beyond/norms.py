@@ -28,8 +28,8 @@ from bnrnn.report.markdown import NONE, markdown, spread
 from bnrnn.report.outcome import LEAST_PAIRS, student_interval
 from bnrnn.report.style import LOOKS, save
 from bnrnn.training.build import build
-from bnrnn.training.loop import outputs
-from bnrnn.training.results import provenance
+from bnrnn.training.evaluation import outputs
+from bnrnn.training.provenance import provenance
 
 KEY = "beyond/norms"
 NORMS = {"lstm": "none", "input_bn_lstm": "input_batch", "bn_lstm": "batch", "ln_lstm": "layer"}  # by model

@@ -551,7 +551,7 @@ def test_dropout_zeroes_and_scales_what_goes_between_layers_and_nothing_after_th
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"norm": "layer"}, "norm='layer' is unknown: use None, 'batch', 'input_batch'"),
+        ({"norm": "weight"}, "norm='weight' is unknown: use None, 'batch', 'input_batch', 'layer'"),
         ({"norm": "batch"}, "norm='batch' keeps population statistics .* t_max"),
         ({"norm": "batch", "input_statistics": "sequence"}, "t_max"),
         ({"norm": "input_batch"}, "t_max"),

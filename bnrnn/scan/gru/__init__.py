@@ -1,8 +1,7 @@
 """The recurrences of GRU and light GRU, computed by the selected engine."""
 
-import logging
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -11,14 +10,12 @@ from torch import Tensor
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import operator
 from bnrnn.scan.arguments import check_memory, check_not_empty, check_sizes, check_tensors, once_per_form, raised
-from bnrnn.scan.backends import OUTSIDE, engine_of, product_dtype, without_autocast
+from bnrnn.scan.backends import OUTSIDE, engine_of, product_dtype, say_that_fused_runs, without_autocast
 from bnrnn.scan.graphs import Captured
 from bnrnn.scan.gru import reference
 from bnrnn.scan.gru.cpu import CompiledGRU
 from bnrnn.scan.gru.fused import PARAMETERS, GRUSteps, NoStatistics, gru_fused_scan, prepare
 from bnrnn.scan.gru.reference import NONLINEARITIES, GRUOptions, Result
-
-LOG = logging.getLogger("bnrnn")
 
 
 def gru_scan(
@@ -66,14 +63,9 @@ def _engine(name: str, overwrite: bool) -> Callable[..., Result]:
     if name == "operator":
         return _operator_scan
     if name == "triton":
-        _say_that_fused_runs()
+        say_that_fused_runs("GRUs")
     engine = CompiledGRU if name == "cpu" else partial(Captured, GRUSteps)
     return partial(gru_fused_scan, engine, overwrite=overwrite)
-
-
-@cache
-def _say_that_fused_runs() -> None:
-    LOG.warning("The Triton engine has no kernels for GRUs. The engine `fused` runs instead, more slowly.")
 
 
 def _operator_scan(x_proj: Tensor, h: Tensor, weight_hh: Tensor, nonlinearity: str = "tanh", **options: Any) -> Result:

@@ -1,8 +1,7 @@
 """The recurrence of LSTM, input-normalized LSTM and BN-LSTM, computed by the selected engine."""
 
-import logging
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -19,7 +18,15 @@ from bnrnn.scan.arguments import (
     raised,
     statistics_by_name,
 )
-from bnrnn.scan.backends import OUTSIDE, backend, engine_of, product_dtype, triton_engine, without_autocast
+from bnrnn.scan.backends import (
+    OUTSIDE,
+    backend,
+    engine_of,
+    product_dtype,
+    say_that_fused_runs,
+    triton_engine,
+    without_autocast,
+)
 from bnrnn.scan.graphs import Captured
 from bnrnn.scan.lstm import reference
 from bnrnn.scan.lstm.cpu import CompiledLSTM
@@ -105,17 +112,9 @@ def _name_of_engine(x_proj: Tensor, options: LSTMOptions) -> str:
     """The engine that runs this scan. `triton` lacks layer normalization, zoneout and recurrent dropout."""
     name = engine_of(x_proj, options.get("product_dtype"))
     if name == "triton" and (options.get("over", "batch") != "batch" or options.get("noise") is not None):
-        _say_that_fused_runs()
+        say_that_fused_runs("layer normalization, zoneout and recurrent dropout")
         return "fused"
     return name
-
-
-@cache
-def _say_that_fused_runs() -> None:
-    """Log it, once in a process."""
-    logging.getLogger("bnrnn").warning(
-        "The engine `triton` lacks layer normalization, zoneout and recurrent dropout. The engine `fused` runs instead."
-    )
 
 
 def _engine(name: str, overwrite: bool) -> Callable[..., Result]:
