@@ -163,7 +163,6 @@ def tar_members(path: Path, wanted: Callable[[str], Any], most: int = MOST) -> d
                 if total > most:
                     raise ValueError(f"its files have more than {most:,} bytes")
                 found[member.name] = file.read()
-        content.seek(archive.offset)
         while chunk := content.read(CHUNK):
             if chunk.strip(b"\0"):
                 raise ValueError("something follows its end")
