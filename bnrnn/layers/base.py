@@ -39,7 +39,7 @@ class RecurrentLayer(nn.Module):
 
     num_gates: int
     state_names: ClassVar[tuple[str, ...]]
-    engines: ClassVar[tuple[str, ...]] = ENGINES  # the engines that implement the layer's recurrence
+    engines: tuple[str, ...] = ENGINES  # the engines that implement the layer's recurrence
     # A Stack turns these off for its layers: it checks its own input once, and always passes t_start.
     checks_finite = True
     finds_first_step = True

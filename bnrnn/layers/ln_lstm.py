@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bnrnn.errors import check_number
 from bnrnn.layers.base import State
-from bnrnn.layers.noisy_lstm import NoisyLSTM
+from bnrnn.layers.noisy_lstm import WITHOUT_TRITON, NoisyLSTM
 from bnrnn.scan import lstm_scan
 
 
@@ -33,6 +33,8 @@ class LNLSTM(NoisyLSTM):
 
     Raises BnrnnError for an eps below 0, and for an initial γ that is not a finite number.
     """
+
+    engines = WITHOUT_TRITON
 
     def __init__(
         self,

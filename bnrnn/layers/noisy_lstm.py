@@ -19,6 +19,8 @@ from bnrnn.errors import BnrnnError, check_number
 from bnrnn.layers.base import RecurrentLayer
 from bnrnn.scan.noise import Noise
 
+WITHOUT_TRITON = ("reference", "fused", "cpu")
+
 
 class NoisyLSTM(RecurrentLayer):
     """Base class of the LSTMs.
@@ -40,6 +42,8 @@ class NoisyLSTM(RecurrentLayer):
         p_c, p_h = checked_zoneout(zoneout)
         check_number("recurrent_dropout", recurrent_dropout, low=0.0, high=1.0)
         self.zoneout, self.recurrent_dropout = (p_c, p_h), float(recurrent_dropout)
+        if any((*self.zoneout, self.recurrent_dropout)):
+            self.engines = WITHOUT_TRITON
 
     def noise(self) -> Noise | None:
         """The factors of one call of the scan. In training they are random; the key is drawn from torch's generator."""

@@ -67,9 +67,9 @@ def engines_of(model: nn.Module) -> tuple[str, ...]:
 
 def environment_of(cfg: DictConfig, device: torch.device, data: SequenceData, model: nn.Module) -> dict[str, Any]:
     """The environment of a run, with the engine that its layers have and the order of its evaluations."""
-    where = environment(device, cfg.precision)
-    if where["backend"] not in engines_of(model):  # `auto` has named an LSTM engine: the tanh RNN runs the reference
-        where["backend"] = "reference"
+    where, engines = environment(device, cfg.precision), engines_of(model)
+    if where["backend"] not in engines:  # that is the engine of a plain LSTM; scans fall back in the same order
+        where["backend"] = "fused" if where["backend"] == "triton" and "fused" in engines else "reference"
     return where | {"evaluation_order": evaluation_order(cfg, data)}
 
 

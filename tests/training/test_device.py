@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from bnrnn.config import compose_config
+from bnrnn.scan import backends
 from bnrnn.training import device
+from bnrnn.training.build import build, environment_of
 from bnrnn.training.device import hardware, named_in, processor_name, shortened
 
 CPUINFO = """processor\t: 0
@@ -123,3 +126,22 @@ def test_hardware_of_a_gpu_is_its_name(monkeypatch):
 
 def test_this_machine_has_a_name():
     assert hardware(torch.device("cpu")).startswith(platform.machine())
+
+
+@pytest.mark.parametrize(
+    ("selected", "options", "recorded"),
+    [
+        ("triton", ["model=lstm"], "triton"),
+        ("triton", ["model=ln_lstm"], "fused"),
+        ("triton", ["model=lstm", "+model.layer.zoneout=[0.1,0.1]"], "fused"),
+        ("fused", ["model=rnn"], "reference"),
+        ("cpu", ["model=ln_lstm"], "cpu"),
+    ],
+)
+def test_the_engine_that_runs_is_recorded_where_the_selected_one_lacks_a_layer(
+    monkeypatch, selected, options, recorded
+):
+    cfg = compose_config(*options)
+    _, device, data, model = build(cfg)
+    monkeypatch.setattr(backends, "_chosen", selected)  # what `auto` selects on a GPU
+    assert environment_of(cfg, device, data, model)["backend"] == recorded
