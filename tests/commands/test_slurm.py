@@ -32,7 +32,7 @@ SCRIPT = ROOT / "tests" / "commands" / "slurm_cluster.sh"
 TINY = ["experiment=quickstart", "budget=paper", "model=lstm", "model.hidden_size=8", "budget.eval_every=100",
         "budget.eval_batches=1", "budget.population_batches=1", "device=cpu", "checkpoint_seconds=0.2"]  # fmt: skip
 TASK = ["gpus_per_node=null", "cpus_per_task=1", "mem_gb=1", "timeout_min=30", "signal_delay_s=20"]
-LONG = 4000  # updates of a run that lasts several times as long as it takes to hold it after its first checkpoint
+LONG = 2000  # updates of a run that lasts several times as long as it takes to hold it after its first checkpoint
 
 
 class Cluster:
@@ -219,7 +219,7 @@ def test_eight_cells_on_two_workers(cluster, tmp_path):
 
 
 def test_a_time_limit_shorter_than_a_cell(cluster, tmp_path):
-    sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONG}", task=["timeout_min=2", "signal_delay_s=30"])
+    sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONG}", task=["timeout_min=2", "signal_delay_s=45"])
     release(hold(sweep.cells[0]))
     sweep.end(0, "1 of 1 finished$")
     assert "Requeued job" in sweep.logs() and "resumed at update" in (sweep.cells[0].folder / LOG).read_text()
@@ -443,7 +443,7 @@ def test_ctrl_c_says_that_the_workers_continue(cluster, tmp_path):
     held = hold(sweep.cells[0])
     status = cluster(sys.executable, "-m", "bnrnn.commands.cluster", "status", *sweep.arguments)
     assert re.search(
-        rf"seed=0 \| running \| process {held} on \S+, Slurm job \d+ \| [\d,]+/4,000 \| [\d.]+ \| 0\.\d \|", status
+        rf"seed=0 \| running \| process {held} on \S+, Slurm job \d+ \| [\d,]+/{LONG:,} \| [\d.]+ \| 0\.\d \|", status
     )
     assert "quickstart: 1 running; workers: 1 running (n" in status
     sweep.process.send_signal(signal.SIGINT)
