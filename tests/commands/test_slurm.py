@@ -170,7 +170,10 @@ def hold(cell: Cell) -> int:
 
 
 def release(process: int, number: int = signal.SIGTERM) -> None:
-    """Let a held process continue as soon as this signal has arrived there; Slurm may do so before, and it ends."""
+    """Let a held process continue as soon as this signal has arrived there.
+
+    If Slurm continues it before, it may have ended already.
+    """
 
     def has_arrived() -> bool:
         pending = re.search(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)[1]
