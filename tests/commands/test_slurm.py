@@ -1,6 +1,7 @@
 """Sweeps on a real Slurm cluster on this machine, whose jobs are stopped in every way. `make test-slurm` runs them.
 
-Every cell must be trained once, with the same numbers as a run that nothing disturbs.
+Every cell must be trained once, with the same numbers as a run that nothing disturbs. A test that disturbs a run first
+stops its process (`hold`), so that the run is always there at the disturbance, however fast the machine trains.
 """
 
 import os
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -28,10 +30,9 @@ from tests.test_train import without_time
 pytestmark = pytest.mark.slurm
 SCRIPT = ROOT / "tests" / "commands" / "slurm_cluster.sh"
 TINY = ["experiment=quickstart", "budget=paper", "model=lstm", "model.hidden_size=8", "budget.eval_every=100",
-        "budget.eval_batches=1", "budget.population_batches=1", "device=cpu", "checkpoint_seconds=2"]  # fmt: skip
+        "budget.eval_batches=1", "budget.population_batches=1", "device=cpu", "checkpoint_seconds=0.2"]  # fmt: skip
 TASK = ["gpus_per_node=null", "cpus_per_task=1", "mem_gb=1", "timeout_min=30", "signal_delay_s=20"]
-LONG = 4000  # updates of a run that lasts long enough to be disturbed
-LONGER = 16000  # updates of a run that lasts longer than a time limit and than Slurm takes to miss a node
+LONG = 2000  # updates of a run that lasts several times as long as it takes to hold it after its first checkpoint
 
 
 class Cluster:
@@ -42,6 +43,7 @@ class Cluster:
         self.env = os.environ | {"SLURM_LOCAL": str(folder), "SLURM_CONF": str(folder / "etc" / "slurm.conf")}
         self.env |= {"SLURMD_TIMEOUT": "15", "GRACE": "30", "WANDB_MODE": "disabled", "PYTHONPATH": str(ROOT)}
         self.options = options
+        self.commands: list[subprocess.Popen] = []
         self.start()
 
     def start(self) -> None:
@@ -52,6 +54,23 @@ class Cluster:
 
     def stop(self, command: str = "stop") -> None:
         self("bash", str(SCRIPT), command)
+
+    def end(self) -> None:
+        """End the commands and jobs that a test has left, which would disturb the next one if it has failed."""
+        for command in self.commands:
+            with command:
+                command.kill()
+        self.commands.clear()
+        self.start()  # without the daemons that a test has killed, its jobs would stay
+        self("scancel", "--me")
+        wait_for(lambda: not self("squeue", "-h").strip(), what="the queue is empty")
+
+    def begin(self, command: list[str]) -> subprocess.Popen:
+        """Start a command that works beside the test."""
+        process = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   text=True)  # fmt: skip
+        self.commands.append(process)
+        return process
 
     def __call__(self, *command: str) -> str:
         run = subprocess.run(command, env=self.env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -80,20 +99,13 @@ class Sweep:
         self.process = self.submit()
 
     def submit(self) -> subprocess.Popen:
-        return subprocess.Popen(self.command, cwd=ROOT, env=self.cluster.env, stdout=subprocess.PIPE,
-                                stderr=subprocess.STDOUT, text=True)  # fmt: skip
+        return self.cluster.begin(self.command)
 
     def job(self) -> str:
-        """The number of the job, as soon as it is submitted."""
+        """The number of the job, as soon as it is submitted; of the last one if there are several."""
         pattern = f"{self.folder}/**/slurm/*.json"
-        return wait_for(lambda: sorted(p.stem for p in self.folder.rglob("slurm/*.json")), what=pattern)[-1]
-
-    def started(self, number: int = 0, updates: int = 60) -> Cell:
-        """Wait until a cell has made some updates."""
-        cell = self.cells[number]
-        path = cell.folder / "metrics.jsonl"
-        wait_for(lambda: any(r["update"] >= updates for r in read_jsonl(path)), what=cell.title)
-        return cell
+        numbers = wait_for(lambda: [int(p.stem) for p in self.folder.rglob("slurm/*.json")], what=pattern)
+        return str(max(numbers))
 
     def end(self, status: int, *endings: str) -> str:
         """Wait for the command, and check its exit status and its last lines."""
@@ -136,7 +148,7 @@ def wait_for(condition: Callable, seconds: float = 240, what: str = ""):
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, f"it never came true: {what}"
-        time.sleep(0.2)
+        time.sleep(0.05)
     return found
 
 
@@ -144,11 +156,45 @@ def process_of(cell: Cell) -> int:
     return int((cell.folder / LOCK).read_text().split()[1])
 
 
+def hold(cell: Cell) -> int:
+    """Wait until a run has a checkpoint and a record, and stop its process, so that it gets no further. Returns its id.
+
+    It continues with SIGCONT, which Slurm also sends to the processes of a job that it ends.
+    """
+    metrics = cell.folder / "metrics.jsonl"
+    wait_for(lambda: (cell.folder / CHECKPOINT).exists() and read_jsonl(metrics), what=f"{cell.title} has a checkpoint")
+    process = process_of(cell)
+    os.kill(process, signal.SIGSTOP)
+    assert not (cell.folder / "result.json").exists(), "the run ended before it could be held: increase LONG"
+    return process
+
+
+def release(process: int, number: int = signal.SIGTERM) -> None:
+    """Let a held process continue as soon as this signal has arrived there.
+
+    If Slurm continues it before, it may have ended already.
+    """
+
+    def has_arrived() -> bool:
+        pending = re.search(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)[1]
+        return bool(int(pending, 16) & 1 << (number - 1))
+
+    with suppress(FileNotFoundError, ProcessLookupError):
+        wait_for(has_arrived, what=f"{signal.Signals(number).name} arrives at process {process}")
+        os.kill(process, signal.SIGCONT)
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def daemons() -> Iterator[Cluster]:
     cluster = Cluster(new_folder())
     yield cluster
     cluster.stop("wipe")
+
+
+@pytest.fixture
+def cluster(daemons: Cluster) -> Iterator[Cluster]:
+    yield daemons
+    daemons.end()
 
 
 def new_folder() -> Path:
@@ -168,7 +214,7 @@ def test_eight_cells_on_two_workers(cluster, tmp_path):
         f"slurm/{job}*_log.out",
         f"squeue --jobs={job}",
         f"scancel {job}",
-        "bnrnn.commands.cluster status experiment=",
+        "bnrnn-cluster status experiment=",
     ):
         assert line in output
     sweep.check()
@@ -176,7 +222,8 @@ def test_eight_cells_on_two_workers(cluster, tmp_path):
 
 
 def test_a_time_limit_shorter_than_a_cell(cluster, tmp_path):
-    sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONGER}", task=["timeout_min=2", "signal_delay_s=45"])
+    sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONG}", task=["timeout_min=2", "signal_delay_s=45"])
+    release(hold(sweep.cells[0]))
     sweep.end(0, "1 of 1 finished$")
     assert "Requeued job" in sweep.logs() and "resumed at update" in (sweep.cells[0].folder / LOG).read_text()
     sweep.check()
@@ -184,9 +231,10 @@ def test_a_time_limit_shorter_than_a_cell(cluster, tmp_path):
 
 def test_a_time_limit_that_is_reached_too_often_is_reported(cluster, tmp_path):
     task = ["timeout_min=2", "signal_delay_s=30", "max_num_timeout=0"]
-    sweep = Sweep(cluster, tmp_path, "seed=0", "budget.updates=100000", task=task)
-    sweep.started()
+    sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONG}", task=task)
+    held = hold(sweep.cells[0])
     cluster("scancel", "--signal=USR2", sweep.job())
+    release(held)
     sweep.end(1, r"ends with: not queued again: it has reached its time limit 1 times \(max_num_timeout\)$",
               "0 of 1 finished, 1 left; no worker is left: submit again to resume$")  # fmt: skip
     assert (sweep.cells[0].folder / CHECKPOINT).exists()
@@ -195,7 +243,8 @@ def test_a_time_limit_that_is_reached_too_often_is_reported(cluster, tmp_path):
 
 def test_preemption_with_a_grace_time(cluster, tmp_path):
     sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONG}", task=["partition=gpu"])
-    cell = sweep.started()
+    cell = sweep.cells[0]
+    hold(cell)
     node = cluster("squeue", "-h", f"--jobs={sweep.job()}", "-o%N").strip()
     cluster("sbatch", "-p", "urgent", "-w", node, "--exclusive", "--mem=100", "-o", "/dev/null", "--wrap", "sleep 20")
     sweep.end(0, "1 of 1 finished$")
@@ -206,7 +255,8 @@ def test_preemption_with_a_grace_time(cluster, tmp_path):
 
 def test_scontrol_requeue(cluster, tmp_path):
     sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONG}")
-    cell = sweep.started()
+    cell = sweep.cells[0]
+    hold(cell)
     cluster("scontrol", "requeue", sweep.job())
     sweep.end(0, "1 of 1 finished$")
     assert "resumed at update" in (cell.folder / LOG).read_text()
@@ -215,18 +265,23 @@ def test_scontrol_requeue(cluster, tmp_path):
 
 def test_scancel_of_one_worker_of_two(cluster, tmp_path):
     sweep = Sweep(cluster, tmp_path, "seed=0,1", f"budget.updates={LONG}", tasks=2)
-    cell = sweep.started()
+    cell, other = sweep.cells
+    hold(cell)
+    held = hold(other)
     job = re.search(r"Slurm job (\d+_\d)", (cell.folder / LOCK).read_text())[1]
     cluster("scancel", job)
+    wait_for(lambda: not is_being_trained(cell.folder))
+    os.kill(held, signal.SIGCONT)
     sweep.end(0, "2 of 2 finished$")
     sweep.check()
     assert [state.split()[0] for state in cluster.states(sweep.job())] == ["CANCELLED", "COMPLETED"]
 
 
 def test_sigterm_from_a_person(cluster, tmp_path):
-    sweep = Sweep(cluster, tmp_path, "seed=0", "budget.updates=100000")
-    sweep.started()
+    sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONG}")
+    held = hold(sweep.cells[0])
     cluster("scancel", "--signal=TERM", sweep.job())
+    release(held)
     sweep.end(
         1,
         "ends with: stopped by SIGTERM; the runs are saved",
@@ -238,13 +293,16 @@ def test_sigterm_from_a_person(cluster, tmp_path):
 
 def test_sigkill_of_a_training_process_and_then_of_its_task(cluster, tmp_path):
     sweep = Sweep(cluster, tmp_path, "seed=0,1", f"budget.updates={LONG}", tasks=2)
-    cell = sweep.started(updates=400)
-    killed = process_of(cell)
+    cell, other = sweep.cells
+    killed, held = hold(cell), hold(other)
     os.kill(killed, signal.SIGKILL)
     wait_for(lambda: process_of(cell) != killed and is_being_trained(cell.folder))
-    other = sweep.started(1, updates=400)
-    task = int(Path(f"/proc/{process_of(other)}/stat").read_text().split()[3])
+    second = hold(cell)  # it must still be at work when the other run is left
+    task = int(Path(f"/proc/{held}/stat").read_text().split()[3])
     os.kill(task, signal.SIGKILL)
+    os.kill(held, signal.SIGCONT)
+    wait_for(lambda: not is_being_trained(other.folder))
+    os.kill(second, signal.SIGCONT)
     sweep.end(0, "2 of 2 finished$")
     assert "its process was killed by SIGKILL" in sweep.logs()
     sweep.check()
@@ -252,42 +310,46 @@ def test_sigkill_of_a_training_process_and_then_of_its_task(cluster, tmp_path):
 
 def test_restart_of_both_daemons(cluster, tmp_path):
     sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONG}")
-    cell = sweep.started()
-    before = process_of(cell)
+    cell = sweep.cells[0]
+    held = hold(cell)
     for daemon in ("slurmctld", "slurmd.n1", "slurmd.n2"):
         cluster.kill(daemon)
     time.sleep(12)  # the command asks for the queue meanwhile
     cluster.start()
-    assert process_of(cell) == before
+    assert process_of(cell) == held
+    os.kill(held, signal.SIGCONT)
     sweep.end(0, "1 of 1 finished$")
     sweep.check()
 
 
 def test_a_node_fails_while_its_step_is_alive(cluster, tmp_path):
-    sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONGER}", task=["wait_for_lock_s=10"])
-    cell = sweep.started()
-    before = process_of(cell)
+    sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONG}", task=["wait_for_lock_s=10"])
+    cell = sweep.cells[0]
+    held = hold(cell)
     node = cluster("squeue", "-h", f"--jobs={sweep.job()}", "-o%N").strip()
     cluster.kill(f"slurmd.{node}")
     wait_for(lambda: "queued again: after 10 seconds" in sweep.logs())
-    assert "waiting: quickstart" in sweep.logs() and process_of(cell) == before
+    assert "waiting: quickstart" in sweep.logs() and process_of(cell) == held
     cluster.start()  # Slurm ends the step that was left
     sweep.end(0, "1 of 1 finished$")
     sweep.check()
 
 
 def test_the_same_sweep_submitted_twice(cluster, tmp_path):
-    sweep = Sweep(cluster, tmp_path, "seed=0,1,2,3", "budget.updates=800", tasks=1)
-    first = sweep.job()
-    second = sweep.submit()
-    wait_for(lambda: sweep.job() != first)
+    sweep = Sweep(cluster, tmp_path, "seed=0,1", f"budget.updates={LONG}", tasks=1)
+    held = hold(sweep.cells[0])
+    first, second = sweep.job(), sweep.submit()
+    wait_for(lambda: (sweep.cells[1].folder / LOG).exists(), what="the second job trains the other run")
+    assert sweep.job() != first
+    os.kill(held, signal.SIGCONT)
     output, _ = second.communicate(timeout=600)
-    assert second.returncode == 0 and output.splitlines()[-1] == "4 of 4 finished", output
-    sweep.end(0, "4 of 4 finished$")
+    assert second.returncode == 0 and output.splitlines()[-1] == "2 of 2 finished", output
+    sweep.end(0, "2 of 2 finished$")
     sweep.check()
-    assert all("from the start" in path.read_text() for path in tmp_path.rglob("slurm/*_log.out"))
+    logs = [path.read_text() for path in tmp_path.rglob("slurm/*_log.out")]
+    assert [log.count("from the start") for log in logs] == [1, 1], logs
     third, _ = sweep.submit().communicate()
-    assert third == "4 of 4 finished\n"
+    assert third == "quickstart: nothing is left to train, so nothing was submitted\n2 of 2 finished\n"
 
 
 def test_a_hundred_cells_of_three_updates(cluster, tmp_path):
@@ -339,11 +401,13 @@ def test_nothing_of_the_environment_is_passed_on(cluster, tmp_path):
 
 def test_wandb_is_killed_first(cluster, tmp_path):
     sweep = Sweep(cluster, tmp_path, "seed=0,1", "budget.updates=1500", "wandb.mode=offline")
-    cell, second = sweep.started(), sweep.cells[1]
-    children = Path(f"/proc/{process_of(cell)}/task/{process_of(cell)}/children").read_text().split()
+    cell, second = sweep.cells
+    held = hold(cell)
+    children = Path(f"/proc/{held}/task/{held}/children").read_text().split()
     assert children
     for child in children:
         os.kill(int(child), signal.SIGKILL)
+    os.kill(held, signal.SIGCONT)
     sweep.end(0, "2 of 2 finished$")
     assert (cell.folder / LOG).read_text().count("warning: wandb has ended") == 1
     assert "warning" not in (second.folder / LOG).read_text(), "it was started again"
@@ -356,30 +420,38 @@ def test_without_accounting(cluster, tmp_path):
     try:
         assert subprocess.run(["sacct"], env=bare.env, capture_output=True).returncode != 0
         sweep = Sweep(bare, tmp_path / "one", "seed=0,1", f"budget.updates={LONG}", tasks=2)
-        sweep.started()
-        bare("scancel", f"{sweep.job()}_0")
+        hold(sweep.cells[0])
+        held = hold(sweep.cells[1])
+        job = re.search(r"Slurm job (\d+_\d)", (sweep.cells[0].folder / LOCK).read_text())[1]
+        bare("scancel", job)
+        wait_for(lambda: not is_being_trained(sweep.cells[0].folder))
+        os.kill(held, signal.SIGCONT)
         sweep.end(0, "2 of 2 finished$")
         sweep.check()
-        sweep = Sweep(bare, tmp_path / "all", "seed=0,1", "budget.updates=100000", tasks=2)
-        sweep.started()
+        sweep = Sweep(bare, tmp_path / "all", "seed=0,1", f"budget.updates={LONG}", tasks=2)
+        hold(sweep.cells[0])
+        hold(sweep.cells[1])
         bare("scancel", sweep.job())
         sweep.end(1, "_log.out ends with: stopped by SIGTERM", "_log.out ends with: stopped by SIGTERM",
                   "^0 of 2 finished, 2 left; no worker is left: submit again to resume$")  # fmt: skip
     finally:
+        bare.end()
         bare.stop("wipe")
         cluster.start()
 
 
 def test_ctrl_c_says_that_the_workers_continue(cluster, tmp_path):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs and their children ignore it
     sweep = Sweep(cluster, tmp_path, "seed=0", f"budget.updates={LONG}")
-    sweep.started()
+    held = hold(sweep.cells[0])
     status = cluster(sys.executable, "-m", "bnrnn.commands.cluster", "status", *sweep.arguments)
     assert re.search(
-        r"seed=0 \| running \| process \d+ on \S+, Slurm job \d+ \| [\d,]+/4,000 \| [\d.]+ \| 0\.\d \|", status
+        rf"seed=0 \| running \| process {held} on \S+, Slurm job \d+ \| [\d,]+/{LONG:,} \| [\d.]+ \| 0\.\d \|", status
     )
     assert "quickstart: 1 running; workers: 1 running (n" in status
     sweep.process.send_signal(signal.SIGINT)
     sweep.end(130, "the workers continue")
+    os.kill(held, signal.SIGCONT)
     waiting = [sys.executable, "-m", "bnrnn.commands.cluster", "wait", *sweep.arguments]
     assert cluster(*waiting).splitlines()[-1] == "1 of 1 finished"
     sweep.check()
@@ -390,12 +462,13 @@ def test_hydras_own_launcher_saves_at_the_warning_and_resumes(cluster, tmp_path)
     options = ["cpus_per_task=1", "mem_gb=1", "timeout_min=30", "max_num_timeout=3"]
     command = [sys.executable, "-m", "bnrnn.train", *overrides, "hydra/launcher=submitit_slurm",
                *(f"hydra.launcher.{option}" for option in options)]  # fmt: skip
-    process = subprocess.Popen(command, cwd=ROOT, env=cluster.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = cluster.begin(command)
     cells = expand(overrides)
-    wait_for(lambda: any(r["update"] >= 60 for r in read_jsonl(cells[0].folder / "metrics.jsonl")))
+    held = hold(cells[0])
     job = re.search(r"Slurm job (\S+)", (cells[0].folder / LOCK).read_text())[1]
     cluster("scancel", "--signal=USR2", job)
-    output = process.communicate(timeout=600)[0].decode()
+    release(held, signal.SIGUSR2)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert "resumed at update" in (cells[0].folder / LOG).read_text()
     for cell in cells:
