@@ -16,10 +16,11 @@ from bnrnn.config import ROOT
 from bnrnn.data.base import sha256
 from bnrnn.metrics import READ
 from bnrnn.report import summary
-from bnrnn.report.agreement import CONSISTENT, DIFFERS, ITSELF, NOTHING, Finding
+from bnrnn.report.agreement import CONSISTENT, DIFFERS, ITSELF, LEVEL, NOTHING, Finding
 from bnrnn.report.outcome import student_interval
 from bnrnn.report.stored import Stored, load_new, summary_of
 from bnrnn.system.files import read_record, write_record
+from bnrnn.training.log import read_jsonl
 from tests.report.test_runs import put
 from tests.report.test_unfinished import begin
 
@@ -186,7 +187,11 @@ def test_without_stored_seeds_a_run_of_the_papers_length_is_compared_with_the_pa
 def test_a_shorter_run_is_compared_with_the_curves_of_longer_ones(tmp_path):
     target = add(tmp_path / "new", until=200)
     finding = found(tmp_path / "new")
-    assert finding.state == CONSISTENT and "the interval of 5 stored seeds at update 200" in finding.why
+    records = [read_jsonl(folder_of(RESULTS, seed, "lstm") / "metrics.jsonl") for seed in SEEDS]
+    values = [r["valid/accuracy"] for of_run in records for r in of_run if r["update"] == 200 and "valid/accuracy" in r]
+    low, high = student_interval(values, LEVEL, of_next=True)
+    assert finding.state == CONSISTENT
+    assert f"is in {low:.4g} to {high:.4g}, the interval of 5 stored seeds at update 200" in finding.why
     text = (target / "metrics.jsonl").read_text().splitlines()
     changed = "".join(json.dumps(json.loads(line) | {"valid/accuracy": 0.99}) + "\n" for line in text)
     (target / "metrics.jsonl").write_text(changed)

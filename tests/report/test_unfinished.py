@@ -13,6 +13,7 @@ from bnrnn.report.evidence import Evidence
 from bnrnn.report.judging import judge_claims
 from bnrnn.report.site import curves
 from bnrnn.report.style import LOOKS
+from bnrnn.report.summary import summarize
 from bnrnn.training import checkpoint
 from bnrnn.training.cells import expand
 from bnrnn.training.results import FILE, config_record
@@ -45,6 +46,12 @@ def test_an_unfinished_run_has_the_records_of_its_checkpoint(tmp_path):
     assert run.series("valid/accuracy") == {500: 0.5, 1000: 0.6, 1500: 0.7}
     assert (run.result.status, run.result.updates, run.seconds_per_update) == ("unfinished", 1520, 750 / 1520)
     assert run.overrides == CELL and not run.stale and not Evidence(tmp_path).runs(TABLE)
+
+
+def test_the_main_metric_of_a_run_without_result_is_that_of_its_records():
+    result = {"name": TABLE, "overrides": {}, "config": {"seed": 0}, "environment": {}, "metrics": {}}
+    found = summarize(result | {"status": "unfinished", "updates": 5}, [{"update": 5, "valid/bpc": 1.5}], "")
+    assert found.metric == "bpc" and found.curve == {5: 1.5}
 
 
 def test_the_page_compares_an_unfinished_run_with_the_papers_curve_and_with_nothing_else(tmp_path):
