@@ -93,7 +93,7 @@ sanitize: setup  ## run the tests of the engines under AddressSanitizer and Unde
 	BNRNN_CXXFLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all" \
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 XDG_CACHE_HOME=$(VENV)/sanitized \
-	$(PYTHON) -m pytest -q tests/scan/test_lstm.py tests/scan/test_rhn.py tests/scan/test_norm.py \
+	$(PYTHON) -m pytest -q tests/scan/test_lstm.py tests/scan/test_gru.py tests/scan/test_rhn.py tests/scan/test_norm.py tests/scan/test_noise.py \
 		tests/scan/test_arguments.py tests/scan/test_products.py tests/scan/test_memory.py tests/test_kernel_cache.py
 
 lint: setup  ## check the style of the code
