@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 
 import pytest
 import torch
@@ -143,20 +144,25 @@ def test_pieces_beyond_t_max_warn_if_training_has_seen_none():
 @pytest.mark.parametrize("norm", NORMS)
 def test_an_ordinary_loop_over_epochs_does_not_warn(norm):
     lstm, x = bnrnn.LSTM(I, H, t_max=T, statistics="running", **norm), torch.randn(T, B, I)
-    for _ in range(3):
-        _, state = lstm.train()(x)
-        lstm(x, tuple(torch.randn_like(s) for s in state))  # an initial state with noise
-        lstm.eval()(x)
-        lstm(x[:1])
-        lstm(x[:1])
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            _, state = lstm.train()(x)
+            lstm(x, tuple(torch.randn_like(s) for s in state))  # an initial state with noise
+            lstm.eval()(x)
+            lstm(x[:1])
+            lstm(x[:1])
+    assert not found
 
 
 def test_a_layer_with_one_mean_for_all_steps_or_none_may_be_called_in_any_pieces():
     for options in ({}, {"norm": "input_batch", "input_statistics": "sequence"}):
-        lstm, state = bnrnn.LSTM(I, H, **options), None
+        lstm, x, state, pieces = bnrnn.LSTM(I, H, **options), torch.randn(T, B, I), None, []
         bnrnn.estimate_population_statistics(lstm, [torch.randn(T, B, I)])
-        for step in torch.randn(T, B, I):
-            _, state = lstm.eval()(step[None], state)
+        for step in x:
+            y, state = lstm.eval()(step[None], state)
+            pieces.append(y)
+        assert_near("y", lstm(x)[0], torch.cat(pieces), 1e-5)
 
 
 def test_packed_sequences_and_other_layers_that_continue_warn_too():

@@ -333,12 +333,12 @@ def test_a_rule_is_before_its_runs_if_they_were_begun_with_its_commit_or_a_later
     for cached in (rule_history.rule_commit, rule_history._history, rule_history._git):
         cached.cache_clear()
 
-    def test_of(given, *commits):
+    def judged(given, *commits):
         test = dataclasses.replace(a_test(None).test, text=text_of(given), known=given.get("known", ""))
         return JudgedTest(test, Outcome((1.0,)), commits)
 
     def registered(given, *commits):
-        return rule_history.registered(test_of(given, *commits))
+        return rule_history.registered(judged(given, *commits))
 
     assert registered({"level": 1}, first, second) == f"{first}, before the runs of {first}, {second}"
     assert registered({"level": 2}, second + "+changes") == f"{second}, before the runs of {second}"
@@ -352,7 +352,7 @@ def test_a_rule_is_before_its_runs_if_they_were_begun_with_its_commit_or_a_later
     assert registered(known, first) == f"{first}, before the runs of {first}; a run was seen"
 
     def age(*tests):
-        return rule_history.age([test_of(given, *commits) for given, commits in tests])
+        return rule_history.age([judged(given, *commits) for given, commits in tests])
 
     before, after = ({"level": 1}, (first,)), ({"level": 2}, (first,))
     assert age(before) == age(before, before) == rule_history.BEFORE and age(after) == rule_history.AFTER
