@@ -19,7 +19,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.system.locks import LOCK
 from bnrnn.train import train
 from bnrnn.training.checkpoint import CHECKPOINT
-from bnrnn.training.log import read_jsonl
+from bnrnn.training.loop import Trainer
 from bnrnn.training.progress import FIELDS, load_entries, load_known, total_updates
 from bnrnn.training.results import Result
 from tests.test_config import EXPERIMENTS
@@ -93,11 +93,21 @@ def test_stopped_when_its_time_is_over_it_resumes_bit_for_bit(tmp_path, monkeypa
     (reference,), (cell,) = cells_of(whole), cells_of(stopped)
 
     def now() -> float:
-        """The clock jumps past the end as soon as the run has made a few updates."""
-        return 1e9 if len(read_jsonl(cell.folder / "metrics.jsonl")) > 3 else 0.0
+        """The clock jumps past the end as soon as the run waits."""
+        return 1e9 if (tmp_path / "waits").exists() else 0.0
 
+    def update(self, batch):
+        """Update 30 waits for the signal: a run of 60 updates may be faster than the team looks at its workers."""
+        if self.state.update == 30:
+            (tmp_path / "waits").touch()
+            while self.stop.received is None:
+                time.sleep(0.01)
+        return original(self, batch)
+
+    original = Trainer.update
     with monkeypatch.context() as patch:
         patch.setattr(workers, "time", SimpleNamespace(sleep=time.sleep, monotonic=now))
+        patch.setattr(Trainer, "update", update)  # the worker is a fork
         assert run_campaign(stopped) == 0
     output = capfd.readouterr().out
     assert "SIGTERM: saved" in output and f"begun: {cell.title}, " in output and "0 of 1 runs are done" in output
