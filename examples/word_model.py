@@ -1,10 +1,10 @@
 """A word language model that is evaluated after every epoch: running statistics need no pass to estimate them.
 
-    python examples/word_model.py [--layer bnrnn] [--epochs 3] [--words N]
+    python examples/word_model.py [--norm batch|layer|torch] [--epochs 3] [--words N]
 
 Programs such as PyTorch's word_language_model read a text in parallel streams, carry the state from window to window,
 and call `model.eval()` after every epoch. They have no place for an estimate of population statistics. With
-`statistics="running"` they need none: only the line that builds the layer changes.
+`statistics="running"` they need none: only the line that builds the layer changes. Layer norm never needs statistics.
 
 The text is the language reference that Python carries for its own `help()`, so nothing is downloaded. Prints the
 perplexity on the last twentieth of the text after each epoch, and the median time of an update. A minute on one core.
@@ -15,6 +15,7 @@ import re
 import statistics
 import time
 from argparse import ArgumentParser
+from functools import partial
 from pydoc_data.topics import topics
 
 import torch
@@ -24,18 +25,20 @@ from torch import Tensor, nn
 import bnrnn
 
 T, STREAMS, SIZE, NUM_LAYERS = 35, 20, 200, 2  # steps of a window, parallel streams, units, layers
+LAYERS = {
+    "batch": partial(bnrnn.LSTM, norm="batch", t_max=T, statistics="running"),
+    "layer": partial(bnrnn.LSTM, norm="layer"),
+    "torch": nn.LSTM,
+}
 
 
 class WordModel(nn.Module):
     """Logits (T, B, V) of the next word for ids (T, B), and the state after the last."""
 
-    def __init__(self, vocabulary_size: int, layer: str) -> None:
+    def __init__(self, vocabulary_size: int, norm: str) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, SIZE)
-        if layer == "torch":
-            self.lstm = nn.LSTM(SIZE, SIZE, NUM_LAYERS, dropout=0.2)
-        else:
-            self.lstm = bnrnn.LSTM(SIZE, SIZE, NUM_LAYERS, dropout=0.2, norm="batch", t_max=T, statistics="running")
+        self.lstm = LAYERS[norm](SIZE, SIZE, NUM_LAYERS, dropout=0.2)
         self.dropout, self.head = nn.Dropout(0.2), nn.Linear(SIZE, vocabulary_size)
 
     def forward(self, ids: Tensor, state: tuple[Tensor, Tensor] | None):
@@ -61,7 +64,7 @@ def losses(model: WordModel, text: Tensor):
 
 def main() -> None:
     parser = ArgumentParser(description="A word language model")
-    parser.add_argument("--layer", choices=("torch", "bnrnn"), default="bnrnn")
+    parser.add_argument("--norm", choices=LAYERS, default="batch", help="torch is torch.nn.LSTM")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--words", type=int, help="use only the beginning of the text")
     args = parser.parse_args()
@@ -73,8 +76,7 @@ def main() -> None:
     vocabulary = {word: n for n, word in enumerate(["<unknown>", *dict.fromkeys(words[:split])])}
     train, valid = streams(words[:split], vocabulary), streams(words[split:], vocabulary)
     print(f"{len(words):,} words, {len(vocabulary):,} types")
-
-    model = WordModel(len(vocabulary), args.layer)
+    model = WordModel(len(vocabulary), args.norm)
     optimizer, seconds = torch.optim.Adam(model.parameters(), lr=3e-3), []
     for epoch in range(1, args.epochs + 1):
         model.train()

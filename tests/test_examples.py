@@ -39,9 +39,9 @@ def test_a_character_model_learns_more_than_how_frequent_characters_are(figures)
     assert trained < 3.8  # 4.7 bits without any context
 
 
-@pytest.mark.parametrize("layer", ["bnrnn", "torch"])
-def test_a_word_model_with_running_statistics_is_evaluated_after_every_epoch(figures, layer):
-    first, second, milliseconds = figures("word_model.py", "--words", "15000", "--epochs", "2", "--layer", layer)
+@pytest.mark.parametrize("norm", ["batch", "layer", "torch"])
+def test_a_word_model_is_evaluated_after_every_epoch(figures, norm):
+    first, second, milliseconds = figures("word_model.py", "--words", "15000", "--epochs", "2", "--norm", norm)
     assert second < first < 1333  # the number of types
     assert second < 400
     assert milliseconds > 0
@@ -63,6 +63,11 @@ def test_a_stream_in_pieces_is_predicted_as_well_as_the_whole_signal(figures):
 def test_a_model_that_ignite_trains_is_evaluated_with_population_statistics(figures):
     (accuracy,) = figures("ignite_training.py", "--epochs", "1")
     assert accuracy > 0.6  # guessing: 0.25
+
+
+def without(result, key):
+    """The runs of a result, without one of their numbers."""
+    return [{name: value for name, value in run.items() if name != key} for run in result["runs"]]
 
 
 def write_phones(folder):
@@ -101,11 +106,18 @@ def test_the_comparison_of_norms_measures_every_case_with_both_kinds_of_statisti
     path = tmp_path / "choosing.json"
     figures("choosing.py", "--out", str(path), "--seeds", "1", "--updates", "2")
     result = json.loads(path.read_text())
-    assert len(result["runs"]) == 7 * 5
+    assert len(result["runs"]) == 7 * 6
     for run in result["runs"]:
         scores = [value for name, value in run.items() if name in ("none", "running", "exact", "beyond t_max")]
-        assert len(scores) == (1 if run["norm"] == "none" else 3 if run["task"] == "characters" else 2)
+        assert len(scores) == (1 if run["norm"] in ("none", "layer") else 3 if run["task"] == "characters" else 2)
         assert all(0 <= value < 10 for value in scores)
+    interrupted = result | {"runs": [run for run in result["runs"] if run["norm"] != "layer"]}
+    interrupted["runs"][0]["seconds"] = 123.0
+    path.write_text(json.dumps(interrupted))
+    figures("choosing.py", "--out", str(path), "--seeds", "1", "--updates", "2")
+    resumed = json.loads(path.read_text())
+    assert resumed["runs"][0]["seconds"] == 123.0  # kept
+    assert without(resumed, "seconds") == without(result, "seconds")
     for name in choosing_page.TABLES:
         assert len(choosing_page.render(result, name).splitlines()) >= 7
     choosing_page.draw(result, tmp_path / "choosing.png")

@@ -52,10 +52,10 @@ def norms(result: dict[str, Any]) -> list[str]:
 
 
 def scores(result: dict[str, Any], column: Column, norm: str) -> list[float]:
-    """The scores of all seeds. Without a norm there are no statistics, so that there is one score in every column."""
+    """The scores of all seeds. A norm without statistics of the batch has one score, which stands in every column."""
     of = {"task": column.task, "case": column.case, "norm": norm}
     runs = [run for run in result["runs"] if of.items() <= run.items()]
-    return [run["none" if norm == "none" else column.statistics] for run in runs]
+    return [run["none" if "none" in run else column.statistics] for run in runs]
 
 
 def cell(values: list[float]) -> str:
@@ -106,10 +106,11 @@ def draw(result: dict[str, Any], path: Path = FIGURE) -> None:
         for kind, look, shift in (("exact", LOOKS[0], -0.13), ("running", LOOKS[1], 0.13)):
             for place, norm in enumerate(names):
                 values = scores(result, Column(title, task, statistics=kind), norm)
-                if norm == "none" and kind == "running":
+                has_statistics = "batch" in norm
+                if kind == "running" and not has_statistics:
                     continue
-                at = place + (0 if norm == "none" else shift)
-                color = "black" if norm == "none" else look.color
+                at = place + (shift if has_statistics else 0)
+                color = look.color if has_statistics else "black"
                 ax.plot(values, [at] * len(values), look.marker, color=color, markersize=4, alpha=0.4)
                 ax.plot(mean(values), at, look.marker, color=color, markersize=9)
         ax.set(xlabel=title.replace(" ↑", "\n(more is better)").replace(" ↓", "\n(less is better)"))
