@@ -86,18 +86,6 @@ def about(result: dict[str, Any]) -> str:
     )
 
 
-def short(result: dict[str, Any]) -> str:
-    """The scores of three norms in one sentence, for README.md."""
-    parts = []
-    for task, title in TASKS.items():
-        found = (
-            (norm, scores(result, Column(title, task), norm)) for norm in ("none", "batch", "input_batch, sequence")
-        )
-        values = ", ".join(f"`{norm}` {mean(values):.2f}" for norm, values in found)
-        parts.append(f"{title}: {values}")
-    return f"{'; '.join(parts)}.\n"
-
-
 def draw(result: dict[str, Any], path: Path = FIGURE) -> None:
     """Plot one panel per task: every seed is a small mark, the mean a large one."""
     fig, axes = plt.subplots(1, len(TASKS), figsize=(11, 3.5), sharey=True)
@@ -121,5 +109,6 @@ def draw(result: dict[str, Any], path: Path = FIGURE) -> None:
     axes[0].invert_yaxis()
     for kind, look in (("exact statistics", LOOKS[0]), ("running statistics", LOOKS[1])):
         axes[-1].plot([], [], look.marker, color=look.color, label=kind)
-    fig.legend(loc="outside lower center", ncols=2)
+    axes[-1].plot([], [], LOOKS[0].marker, color="black", label="no statistics of the batch")
+    fig.legend(loc="outside lower center", ncols=3)
     save(fig, path)

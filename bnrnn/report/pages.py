@@ -133,7 +133,7 @@ def block(key: str, evidence: Evidence, claims: list[JudgedClaim]) -> str:
         return running_page.render(read_record(running_page.FILE, "make running"), key.partition("/")[2])
     if key.partition("/")[0] == "choosing":
         result = read_record(choosing_page.FILE, choosing_page.COMMAND)
-        return choosing_page.short(result) if key == "choosing/short" else choosing_page.render(result, key)
+        return choosing_page.render(result, key)
     if key == "claims":
         return render_short(claims)
     if key == "pairs":
