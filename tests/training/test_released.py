@@ -54,6 +54,18 @@ def test_a_released_model_predicts_as_the_model_of_its_run(released):
     assert accuracy(model, data, given["config"]) == pytest.approx(given["metrics"]["test/accuracy"], abs=1e-6)
 
 
+def test_statistics_are_estimated_from_as_many_batches_as_the_run_took_or_as_are_asked_for(released):
+    path = released / "models/model.safetensors"
+    given, weights = _read(path)
+    for of_run, asked, expected in ((None, None, "all"), (3, None, 3), (3, 2, 2), (None, 1, 1)):
+        model, data = _built(path, given["config"], weights, "unused")
+        sizes = []
+        model.register_forward_hook(lambda module, inputs, output, sizes=sizes: sizes.append(len(output[0])))
+        budget = given["config"]["budget"] | {"population_batches": of_run}
+        estimate(model, data, given["config"] | {"budget": budget}, asked)
+        assert len(sizes) == (data.num_batches("train", 200) if expected == "all" else expected)
+
+
 def test_the_same_run_gives_the_same_file(released, tmp_path):
     release(released / "run", tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (released / "models/model.safetensors").read_bytes()

@@ -1,12 +1,15 @@
 """result.json: the date and the hardware that it records."""
 
+import subprocess
 from datetime import UTC, datetime, timedelta, timezone
+from importlib.metadata import version
 
 import pytest
 import torch
 
 from bnrnn.errors import BnrnnError
 from bnrnn.system.files import read_record, write_record
+from bnrnn.training import provenance as provenance_module
 from bnrnn.training.device import hardware
 from bnrnn.training.pieces import joined
 from bnrnn.training.provenance import environment, provenance, today
@@ -28,6 +31,28 @@ def stored(date: str = "") -> Result:
 def test_the_date_is_that_of_utc(monkeypatch):
     monkeypatch.setattr("bnrnn.training.provenance.datetime", Clock)
     assert today() == "2026-11-24" == provenance()["date"]
+
+
+def test_a_commit_says_whether_code_differs_from_it_and_a_wheel_has_its_version(tmp_path, monkeypatch):
+    def git(*args: str) -> str:
+        name = ["-c", "user.name=A", "-c", "user.email=a@b.c"]
+        return subprocess.run(["git", *name, *args], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    commit = provenance_module.git_commit.__wrapped__  # without its cache
+    monkeypatch.setattr(provenance_module, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit() == "unknown"
+    (tmp_path / "bnrnn").mkdir()
+    (tmp_path / "bnrnn/a.py").write_text("first\n")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    (tmp_path / "notes.txt").write_text("not code\n")
+    assert commit() == git("rev-parse", "HEAD")[:12]
+    (tmp_path / "bnrnn/a.py").write_text("second\n")
+    assert commit() == git("rev-parse", "HEAD")[:12] + "+changes"
+    monkeypatch.setattr(provenance_module, "PACKAGE", tmp_path)
+    assert commit() == f"v{version('bnrnn')}"
 
 
 def test_a_result_keeps_its_date_and_older_ones_have_none(tmp_path):
