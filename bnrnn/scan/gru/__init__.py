@@ -1,17 +1,14 @@
 """The recurrences of GRU and light GRU, computed by the selected engine."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
 from bnrnn.scan import operator
-from bnrnn.scan.arguments import check_memory, check_not_empty, check_sizes, check_tensors, once_per_form, raised
-from bnrnn.scan.backends import OUTSIDE, engine_of, product_dtype, say_that_fused_runs, without_autocast
-from bnrnn.scan.graphs import Captured
+from bnrnn.scan.arguments import check_memory, check_not_empty, check_sizes, check_tensors, once_per_form
+from bnrnn.scan.dispatch import Engines, in_float32
 from bnrnn.scan.gru import reference
 from bnrnn.scan.gru.cpu import CompiledGRU
 from bnrnn.scan.gru.fused import PARAMETERS, GRUSteps, NoStatistics, gru_fused_scan, prepare
@@ -27,16 +24,12 @@ def gru_scan(
     devices that do not match, for an unknown nonlinearity, for empty sequences, and for freed memory.
     """
     check_memory({"x_proj": x_proj, "h": h, "weight_hh": weight_hh, **options})
-    low = product_dtype(x_proj.device, x_proj.dtype)
-    given, of_h = x_proj.dtype, h.dtype
-    if low is not None:
-        options = {k: raised(v) for k, v in options.items()} | {"product_dtype": low}  # pyright: ignore
-        x_proj, h, weight_hh = map(raised, (x_proj, h, weight_hh))
+    return in_float32(_scan, x_proj, h, weight_hh, overwrite=overwrite, **options)
+
+
+def _scan(x_proj: Tensor, h: Tensor, weight_hh: Tensor, *, overwrite: bool, **options: Any) -> Result:
     _check(x_proj, {"h": h, "weight_hh": weight_hh, **options})
-    with without_autocast(x_proj.device):
-        run = _engine(engine_of(x_proj, options.get("product_dtype")), overwrite)
-        y, h = run(x_proj, h, weight_hh, **options)
-    return y.to(given), h.to(of_h)
+    return _engines(x_proj, h, weight_hh, overwrite=overwrite, **options)
 
 
 @once_per_form
@@ -52,20 +45,6 @@ def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
     check_not_empty(T, H)
     check_tensors(x_proj, reference.shapes(T, B, G, H), given)
     check_sizes(given.get("batch_sizes"), T, B)
-
-
-def _engine(name: str, overwrite: bool) -> Callable[..., Result]:
-    """The scan function of this engine."""
-    if name == "outside":
-        return torch.compiler.disable(gru_scan, reason=OUTSIDE)  # pyright: ignore[reportReturnType]
-    if name == "reference":
-        return reference.gru_scan
-    if name == "operator":
-        return _operator_scan
-    if name == "triton":
-        say_that_fused_runs("GRUs")
-    engine = CompiledGRU if name == "cpu" else partial(Captured, GRUSteps)
-    return partial(gru_fused_scan, engine, overwrite=overwrite)
 
 
 def _operator_scan(x_proj: Tensor, h: Tensor, weight_hh: Tensor, nonlinearity: str = "tanh", **options: Any) -> Result:
@@ -96,3 +75,8 @@ for _name in NONLINEARITIES:
     operator.RECURRENCES[f"gru_{_name}"] = operator.Recurrence(
         partial(_prepare, _name), _shapes, NoStatistics, kept=("x", "u", "rstd")
     )
+
+_engines = Engines(
+    gru_scan, reference.gru_scan, _operator_scan, gru_fused_scan, compiled=CompiledGRU, steps=GRUSteps,
+    triton=lambda options: "GRUs",
+)  # fmt: skip

@@ -1,10 +1,8 @@
 """The recurrence of LSTM, input-normalized LSTM and BN-LSTM, computed by the selected engine."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
@@ -15,19 +13,10 @@ from bnrnn.scan.arguments import (
     check_sizes,
     check_tensors,
     once_per_form,
-    raised,
     statistics_by_name,
 )
-from bnrnn.scan.backends import (
-    OUTSIDE,
-    backend,
-    engine_of,
-    product_dtype,
-    say_that_fused_runs,
-    triton_engine,
-    without_autocast,
-)
-from bnrnn.scan.graphs import Captured
+from bnrnn.scan.backends import backend, triton_engine
+from bnrnn.scan.dispatch import Engines, in_float32
 from bnrnn.scan.lstm import reference
 from bnrnn.scan.lstm.cpu import CompiledLSTM
 from bnrnn.scan.lstm.fused import PARAMETERS, LSTMSteps, fused_scan, prepare
@@ -60,21 +49,23 @@ def lstm_scan(
     check_memory({"x_proj": x_proj, "h": h, "c": c, "weight_hh": weight_hh, "weight_ih": weight_ih, **options})
     if weight_ih is not None and not _has_one_feature(x_proj, weight_ih):
         x_proj, weight_ih, overwrite = linear(x_proj, weight_ih), None, True
-    low = product_dtype(x_proj.device, x_proj.dtype)
-    given, of_h, of_c = x_proj.dtype, h.dtype, c.dtype
-    if low is not None:
-        options = {k: raised(v) for k, v in options.items()} | {"product_dtype": low}  # pyright: ignore
-        x_proj, h, c, weight_hh = map(raised, (x_proj, h, c, weight_hh))
+    return in_float32(_scan, x_proj, h, c, weight_hh, weight_ih=weight_ih, overwrite=overwrite, **options)
+
+
+def _scan(
+    x_proj: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weight_hh: Tensor,
+    *,
+    weight_ih: Tensor | None,
+    overwrite: bool,
+    **options: Any,
+) -> Result:
     _check(x_proj, {"h": h, "c": c, "weight_hh": weight_hh, "weight_ih": weight_ih, **options})
-    with without_autocast(x_proj.device):
-        if weight_ih is not None:
-            y, (h, c), used = fused_scan(CompiledLSTM, x_proj, h, c, weight_hh, weight_ih=weight_ih, **options)
-        else:
-            run = _engine(_name_of_engine(x_proj, options), overwrite)
-            y, (h, c), used = run(x_proj, h, c, weight_hh, **options)
-    if low is None:
-        return y, (h, c), used
-    return y.to(given), (h.to(of_h), c.to(of_c)), used
+    if weight_ih is not None:
+        return fused_scan(CompiledLSTM, x_proj, h, c, weight_hh, weight_ih=weight_ih, **options)
+    return _engines(x_proj, h, c, weight_hh, overwrite=overwrite, **options)
 
 
 def _has_one_feature(x: Tensor, weight_ih: Tensor) -> bool:
@@ -108,27 +99,11 @@ def _check(x_proj: Tensor, given: dict[str, Any]) -> None:
         raise BnrnnError(f"over={over!r} has no population statistics: leave population out, or use over='batch'")
 
 
-def _name_of_engine(x_proj: Tensor, options: LSTMOptions) -> str:
-    """The engine that runs this scan. `triton` lacks layer normalization, zoneout and recurrent dropout."""
-    name = engine_of(x_proj, options.get("product_dtype"))
-    if name == "triton" and (options.get("over", "batch") != "batch" or options.get("noise") is not None):
-        say_that_fused_runs("layer normalization, zoneout and recurrent dropout")
-        return "fused"
-    return name
-
-
-def _engine(name: str, overwrite: bool) -> Callable[..., Result]:
-    """The scan function of this engine."""
-    if name == "triton":
-        return partial(triton_engine().triton_scan, overwrite=overwrite)
-    if name == "outside":
-        return torch.compiler.disable(lstm_scan, reason=OUTSIDE)  # pyright: ignore[reportReturnType]
-    if name == "reference":
-        return reference.lstm_scan
-    if name == "operator":
-        return _operator_scan
-    steps = {"cpu": CompiledLSTM, "fused": partial(Captured, LSTMSteps)}[name]
-    return partial(fused_scan, steps, overwrite=overwrite)
+def _triton(options: dict[str, Any]) -> Callable[..., Result] | str:
+    """The scan of the engine `triton`, or what that lacks."""
+    if options.get("over", "batch") != "batch" or options.get("noise") is not None:
+        return "layer normalization, zoneout and recurrent dropout"
+    return triton_engine().triton_scan
 
 
 def _operator_scan(
@@ -161,3 +136,6 @@ def _shapes(given: dict[str, Tensor], statistics: list[str], keep: bool, over: s
 
 
 operator.RECURRENCES["lstm"] = operator.Recurrence(_prepare, _shapes, Statistics, kept=("x", "u", "c"))
+_engines = Engines(
+    lstm_scan, reference.lstm_scan, _operator_scan, fused_scan, compiled=CompiledLSTM, steps=LSTMSteps, triton=_triton
+)

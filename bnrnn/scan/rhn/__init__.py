@@ -1,10 +1,7 @@
 """The recurrence of recurrent highway networks, computed by the selected engine."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 
 from bnrnn.errors import BnrnnError
@@ -15,11 +12,10 @@ from bnrnn.scan.arguments import (
     check_sizes,
     check_tensors,
     once_per_form,
-    raised,
     statistics_by_name,
 )
-from bnrnn.scan.backends import OUTSIDE, engine_of, product_dtype, triton_engine, without_autocast
-from bnrnn.scan.graphs import Captured
+from bnrnn.scan.backends import triton_engine
+from bnrnn.scan.dispatch import Engines, in_float32
 from bnrnn.scan.rhn import reference
 from bnrnn.scan.rhn.cpu import CompiledRHN
 from bnrnn.scan.rhn.fused import PARAMETERS, RHNSteps, prepare, rhn_fused_scan
@@ -33,29 +29,12 @@ def rhn_scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Unpack[RHNOpt
     that do not match, for empty sequences, and for freed memory.
     """
     check_memory({"x_proj": x_proj, "s": s, "weight": weight, **options})
-    low = product_dtype(x_proj.device, x_proj.dtype)
-    given, of_s = x_proj.dtype, s.dtype
-    if low is not None:
-        options = {k: raised(v) for k, v in options.items()} | {"product_dtype": low}  # pyright: ignore
-        x_proj, s, weight = map(raised, (x_proj, s, weight))
+    return in_float32(_scan, x_proj, s, weight, **options)
+
+
+def _scan(x_proj: Tensor, s: Tensor, weight: Tensor, **options: Any) -> Result:
     _check(x_proj, {"s": s, "weight": weight, **options})
-    with without_autocast(x_proj.device):
-        run = _engine(engine_of(x_proj, options.get("product_dtype")))
-        y, s, used = run(x_proj, s, weight, **options)
-    return y.to(given), s.to(of_s), used
-
-
-def _engine(name: str) -> Callable[..., Result]:
-    """The scan function of this engine."""
-    if name == "triton":
-        return triton_engine("rhn").rhn_triton_scan
-    if name == "outside":
-        return torch.compiler.disable(rhn_scan, reason=OUTSIDE)  # pyright: ignore[reportReturnType]
-    if name == "reference":
-        return reference.rhn_scan
-    if name == "operator":
-        return _operator_scan
-    return partial(rhn_fused_scan, {"cpu": CompiledRHN, "fused": partial(Captured, RHNSteps)}[name])
+    return _engines(x_proj, s, weight, **options)
 
 
 @once_per_form
@@ -97,3 +76,8 @@ def _shapes(given: dict[str, Tensor], statistics: list[str], keep: bool) -> list
 
 
 operator.RECURRENCES["rhn"] = operator.Recurrence(_prepare, _shapes, RHNStatistics, kept=("x", "a", "states", "normal"))
+
+_engines = Engines(
+    rhn_scan, reference.rhn_scan, _operator_scan, rhn_fused_scan, compiled=CompiledRHN, steps=RHNSteps,
+    triton=lambda options: triton_engine("rhn").rhn_triton_scan,
+)  # fmt: skip

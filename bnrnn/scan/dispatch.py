@@ -1,0 +1,76 @@
+"""What all scans do around their engines: products of lower precision, and the call of the engine that was chosen."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnrnn.scan.arguments import raised
+from bnrnn.scan.backends import OUTSIDE, engine_of, product_dtype, say_that_fused_runs, without_autocast
+from bnrnn.scan.graphs import Captured
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The engines of one recurrence, called as `engines(x_proj, *tensors, **options)`.
+
+    Args:
+        scan: the function that calls this. On a GPU it stays outside of compiled programs.
+        reference: the scan as a readable loop.
+        operator: the scan as one operator of a compiled program.
+        fused: runs a scan with the steps of one of these classes, given as the first argument.
+        compiled, steps: the steps of the engines `cpu` and `fused`.
+        triton: given the options of a scan, returns the scan of the engine `triton`, or a name for what that engine
+            lacks.
+    """
+
+    scan: Callable[..., Any]
+    reference: Callable[..., Any]
+    operator: Callable[..., Any]
+    fused: Callable[..., Any]
+    compiled: type
+    steps: type
+    triton: Callable[[dict[str, Any]], Callable[..., Any] | str]
+
+    def __call__(self, x_proj: Tensor, *tensors: Tensor, overwrite: bool = False, **options: Any) -> Any:
+        """Run the scan on the selected engine. With `overwrite`, it may reuse the memory of x_proj."""
+        name = engine_of(x_proj, options.get("product_dtype"))
+        if name == "outside":
+            outside: Any = torch.compiler.disable(self.scan, reason=OUTSIDE)
+            return outside(x_proj, *tensors, **options)
+        if name == "reference":
+            return self.reference(x_proj, *tensors, **options)
+        if name == "operator":
+            return self.operator(x_proj, *tensors, **options)
+        if overwrite:
+            options["overwrite"] = True
+        if name == "triton":
+            run = self.triton(options)
+            if not isinstance(run, str):
+                return run(x_proj, *tensors, **options)
+            say_that_fused_runs(run)
+        steps = self.compiled if name == "cpu" else partial(Captured, self.steps)
+        return self.fused(steps, x_proj, *tensors, **options)
+
+
+def in_float32(run: Callable[..., Any], x_proj: Tensor, *tensors: Tensor, **options: Any) -> Any:
+    """Run a scan of float32 tensors with products of a lower precision, where autocast or the tensors ask for one.
+
+    Args:
+        run: the scan. Its option `product_dtype` gets the lower precision.
+        tensors: its initial states, and its weight.
+
+    Returns what `run` returns. y has the dtype of x_proj, and the last states have those of the initial ones.
+    """
+    low = product_dtype(x_proj.device, x_proj.dtype)
+    with without_autocast(x_proj.device):
+        if low is None:
+            return run(x_proj, *tensors, **options)
+        options = {name: raised(value) for name, value in options.items()} | {"product_dtype": low}
+        y, state, *used = run(raised(x_proj), *map(raised, tensors), **options)
+    if isinstance(state, Tensor):
+        return y.to(x_proj.dtype), state.to(tensors[0].dtype), *used
+    return y.to(x_proj.dtype), tuple(s.to(given.dtype) for s, given in zip(state, tensors, strict=False)), *used
