@@ -174,6 +174,9 @@ def test_fewer_than_three_stored_seeds_give_a_difference_and_no_verdict(tmp_path
     difference = curves[0][400] - mean(curve[400] for curve in curves)
     expected = f"only 2 stored seeds at update 400, difference {difference:+.3g} in valid/accuracy"
     assert finding == Finding(NOTHING, expected)
+    add(tmp_path / "new", 8)
+    of_two = found(tmp_path / "new", some_stored(tmp_path / "stored_again", (1, 2)))
+    assert of_two.why.startswith("2 seeds, for example seed 7: only 2 stored seeds")  # none of them is the furthest
 
 
 @pytest.mark.parametrize(("accuracy", "state"), [(0.951, CONSISTENT), (0.947, DIFFERS)])
