@@ -7,8 +7,7 @@
 - words: read a word of Penn Treebank letter by letter, and write it backwards; encoder and decoder are padded.
 
 All norms have the same settings, chosen before they were compared. Batch norms keep running statistics; each model
-is evaluated with these, and then again with exact ones. docs/choosing.md shows the results. Half an hour on one core;
-started again, it keeps the runs that the file has.
+is evaluated with these, and then again with exact ones. Half an hour on one core; the same command resumes.
 """
 
 import json
@@ -71,7 +70,8 @@ def run(task: str, case: str, norm: str, seed: int, updates: int) -> dict:
             if isinstance(model, Characters):
                 scores["beyond t_max"] = model.score(counted=True)
     print(task, case, norm, seed, scores, f"{seconds} s", flush=True)
-    return {"task": task, "case": case, "norm": norm, "seed": seed, "updates": updates, "seconds": seconds, **scores}
+    of = {"task": task, "case": case, "norm": norm, "seed": seed}
+    return of | {"updates": updates, "seconds": seconds, "date": f"{date.today()}"} | scores
 
 
 def main() -> None:
@@ -84,15 +84,15 @@ def main() -> None:
     settings = {"units": NUM_UNITS, "lr": LR, "clip": CLIP, "batch_size": BATCH_SIZE, "updates": args.updates}
     about = {"settings": settings, "t_max": T_MAX, "versions": {"bnrnn": bnrnn.__version__, "torch": torch.__version__}}
     kept = json.loads(args.out.read_text()) if args.out.exists() else {}
-    runs = kept["runs"] if about.items() <= kept.items() else []
-    cases = [(*case, *of) for case, *of in product(CASES, NORMS, range(args.seeds))]
+    runs = kept["runs"] if kept == about | {"runs": kept.get("runs")} else []
     done = {(run["task"], run["case"], run["norm"], run["seed"]) for run in runs}
+    left = [(*case, *of) for case, *of in product(CASES, NORMS, range(args.seeds)) if (*case, *of) not in done]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with get_context("spawn").Pool(args.jobs) if args.jobs > 1 else ThreadPool(1) as pool:
-        for found in [pool.apply_async(run, (*case, args.updates)) for case in cases if case not in done]:
+        for found in [pool.apply_async(run, (*case, args.updates)) for case in left]:
             runs.append(found.get())
-            runs.sort(key=lambda run: cases.index((run["task"], run["case"], run["norm"], run["seed"])))
-            args.out.write_text(json.dumps(about | {"date": f"{date.today()}", "runs": runs}, indent=1) + "\n")
+            (new := args.out.with_suffix(".new")).write_text(json.dumps(about | {"runs": runs}, indent=1) + "\n")
+            new.replace(args.out)  # an interrupted program leaves the earlier file
 
 
 if __name__ == "__main__":

@@ -51,11 +51,16 @@ def norms(result: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(run["norm"] for run in result["runs"]))
 
 
+def has_statistics(norm: str) -> bool:
+    """Whether the norm keeps statistics of the batch, which evaluation needs."""
+    return "batch" in norm
+
+
 def scores(result: dict[str, Any], column: Column, norm: str) -> list[float]:
     """The scores of all seeds. A norm without statistics of the batch has one score, which stands in every column."""
     of = {"task": column.task, "case": column.case, "norm": norm}
     runs = [run for run in result["runs"] if of.items() <= run.items()]
-    return [run["none" if "none" in run else column.statistics] for run in runs]
+    return [run[column.statistics if has_statistics(norm) else "none"] for run in runs]
 
 
 def cell(values: list[float]) -> str:
@@ -77,12 +82,14 @@ def about(result: dict[str, Any]) -> str:
     """How the runs were made."""
     of, seeds = result["settings"], len({run["seed"] for run in result["runs"]})
     minutes = sum(run["seconds"] for run in result["runs"]) / 60
+    days = sorted({run["date"] for run in result["runs"]})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     return (
         f"Mean ± standard deviation over {seeds} seeds, exact statistics, on validation data. One layer of "
         f"{of['units']} units, Adam at {of['lr']}, {of['updates']:,} updates of {of['batch_size']} sequences, gradient "
         f"clipping at {of['clip']:g}: the same for all norms, chosen before norms were compared. All "
         f"{len(result['runs'])} runs "
-        f"of this page took {minutes:.0f} minutes of one core; torch {result['versions']['torch']}, {result['date']}.\n"
+        f"of this page took {minutes:.0f} minutes of one core; torch {result['versions']['torch']}, {when}.\n"
     )
 
 
@@ -94,11 +101,10 @@ def draw(result: dict[str, Any], path: Path = FIGURE) -> None:
         for kind, look, shift in (("exact", LOOKS[0], -0.13), ("running", LOOKS[1], 0.13)):
             for place, norm in enumerate(names):
                 values = scores(result, Column(title, task, statistics=kind), norm)
-                has_statistics = "batch" in norm
-                if kind == "running" and not has_statistics:
+                if kind == "running" and not has_statistics(norm):
                     continue
-                at = place + (shift if has_statistics else 0)
-                color = look.color if has_statistics else "black"
+                at = place + (shift if has_statistics(norm) else 0)
+                color = look.color if has_statistics(norm) else "black"
                 ax.plot(values, [at] * len(values), look.marker, color=color, markersize=4, alpha=0.4)
                 ax.plot(mean(values), at, look.marker, color=color, markersize=9)
         ax.set(xlabel=title.replace(" ↑", "\n(more is better)").replace(" ↓", "\n(less is better)"))

@@ -21,9 +21,9 @@ class Engines:
         scan: the function that calls this. On a GPU it stays outside of compiled programs.
         reference: the scan as a readable loop.
         operator: the scan as one operator of a compiled program.
-        fused: runs a scan with the steps of one of these classes, given as the first argument.
-        compiled, steps: the steps of the engines `cpu` and `fused`.
-        triton: given the options of a scan, returns the scan of the engine `triton`, or a name for what that engine
+        fused: runs a scan. Its first argument is one of the next two classes.
+        compiled, steps: the classes that compute the steps for the engines `cpu` and `fused`.
+        triton: given the options of a scan, returns the scan of the engine `triton`, or the name of what that engine
             lacks.
     """
 
