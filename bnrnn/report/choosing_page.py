@@ -87,8 +87,8 @@ def about(result: dict[str, Any]) -> str:
     return (
         f"Mean ± standard deviation over {seeds} seeds, exact statistics, on validation data. One layer of "
         f"{of['units']} units, Adam at {of['lr']}, {of['updates']:,} updates of {of['batch_size']} sequences, gradient "
-        f"clipping at {of['clip']:g}: the same for all norms, chosen before norms were compared. All "
-        f"{len(result['runs'])} runs "
+        f"clipping at {of['clip']:g}: the same for all norms, chosen before norms were compared. "
+        f"Training all {len(result['runs'])} runs "
         f"of this page took {minutes:.0f} minutes of one core; torch {result['versions']['torch']}, {when}.\n"
     )
 
