@@ -18,11 +18,11 @@ from bnrnn.train import train
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
 from bnrnn.training.device import choose_device
-from bnrnn.training.log import read_jsonl
+from bnrnn.training.log import RunLog, read_jsonl
 from bnrnn.training.loop import Trainer, has_diverged
 from bnrnn.training.results import FILE, Result
 from bnrnn.training.state import TrainState
-from bnrnn.training.stop import Stop
+from bnrnn.training.stop import Interrupted, Stop
 from tests.helpers import composed
 
 SHORT = ("budget.updates=6", "budget.eval_every=3", "budget.eval_batches=1", "budget.population_batches=1",
@@ -297,6 +297,43 @@ def test_a_result_is_stored_before_anything_is_drawn_for_wandb(tmp_path, monkeyp
     monkeypatch.setattr("bnrnn.report.run_figures.curves", curves)
     assert train(short("wandb.mode=offline"), tmp_path).status == "finished"
     assert "the figure curves is missing in wandb (ValueError: no axis)" in (tmp_path / "run.log").read_text()
+
+
+class Table:
+    """A run of wandb of which only the line in wandb's table of runs is kept, and the rest is accepted."""
+
+    def __init__(self) -> None:
+        self.summary: dict[str, float | str] = {}
+
+    def __getattr__(self, name: str):
+        return lambda *_, **__: None
+
+
+def test_wandbs_table_of_runs_has_the_status_and_the_last_metrics(tmp_path, monkeypatch):
+    shown = Table()
+    monkeypatch.setattr("bnrnn.train.mirror.start", lambda *_: shown)
+    result = train(short(), tmp_path)
+    assert shown.summary["status"] == "finished"
+    assert shown.summary["test/accuracy"] == result.metrics["test/accuracy"]
+
+
+def test_the_speed_in_wandb_counts_from_where_a_run_resumed(tmp_path, monkeypatch):
+    cfg, watched = short(), []
+    with pytest.raises(Interrupted):
+        interrupt_at(3, cfg, tmp_path)
+    saved = checkpoint.load(tmp_path / CHECKPOINT)
+    saved["state"]["seconds"] = 1e6
+    checkpoint.save(tmp_path / CHECKPOINT, saved)
+    monkeypatch.setattr(RunLog, "watch", lambda self, update, values: watched.append(values()["updates_per_second"]))
+    train(cfg, tmp_path)
+    assert watched and min(watched) > 0.01  # it would be a millionth
+
+
+def test_a_note_about_wandb_is_printed_and_kept_in_the_log_of_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bnrnn.train.mirror.start", lambda *given: given[-1]("warning: wandb is not there"))
+    train(short(), tmp_path, title="a run")
+    assert "a run warning: wandb is not there\n" in capsys.readouterr().out
+    assert "warning: wandb is not there\n" in (tmp_path / "run.log").read_text()
 
 
 def test_a_result_with_scores_of_captions_says_which_tokenizer_they_are_from(tmp_path, monkeypatch):

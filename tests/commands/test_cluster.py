@@ -240,6 +240,22 @@ def test_waiting_ends_when_no_worker_is_left_and_lists_what_is_not_finished(tmp_
     assert not left.folder.exists()
 
 
+def test_ctrl_c_ends_only_the_waiting_and_says_how_to_wait_again(tmp_path, monkeypatch, capsys):
+    def stopped(cells):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster, "wait", stopped)
+    arguments = [*TINY, f"out_dir={tmp_path / 'two words'}", "seed=0,1"]
+    monkeypatch.setattr(sys, "argv", ["bnrnn-cluster", "wait", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cluster.main()
+    assert stop.value.code == 130
+    assert capsys.readouterr().out == (
+        "\nstopped waiting; the workers continue. To wait again: "
+        f"bnrnn-cluster wait {' '.join(TINY)} 'out_dir={tmp_path / 'two words'}' seed=0,1\n"
+    )
+
+
 @pytest.mark.parametrize("models", ["lstm,captioner/lstm", "captioner/lstm,lstm", "captioner/lstm"])
 def test_a_model_in_a_folder_of_models_has_the_same_sweep(tmp_path, monkeypatch, models):
     cells = cells_in(tmp_path, f"model={models}", "seed=0")

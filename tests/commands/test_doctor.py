@@ -36,6 +36,16 @@ def test_engines_have_errors_and_times():
     assert [part.split()[0] for part in times.split(", ")][-1] == "nn.LSTM"
 
 
+def test_engines_are_timed_on_one_thread_as_runs_are_trained(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(doctor, "engine_checks", lambda device: [(True, f"{torch.get_num_threads()} thread")])
+    try:
+        torch.set_num_threads(2)
+        assert list(doctor.engines(CPU)) == [(OK, "1 thread")]
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("error", [float("nan"), 2e-5, 1.0])
 def test_an_engine_that_computes_something_else_is_wrong(monkeypatch, error):
     monkeypatch.setattr(checks, "relative_errors", lambda names, *given: dict.fromkeys(names, 1e-6) | {"fused": error})

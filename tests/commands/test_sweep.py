@@ -141,6 +141,13 @@ def test_the_display_has_a_line_for_each_run_and_one_for_all(arguments):
     assert [line.split()[0] for line in few] == ["all", "seed=0", "seed=1"]
 
 
+def test_the_display_ends_with_the_command_and_gives_the_cursor_back(arguments):
+    file = io.StringIO()
+    with Live(expand(arguments("seed=0,1")), 0.0, Console(file=file, force_terminal=True)) as live:
+        assert live.progress.live.is_started
+    assert not live.progress.live.is_started and file.getvalue().endswith("\x1b[?25h")
+
+
 def test_outside_a_terminal_there_is_no_display(arguments):
     file = io.StringIO()
     with Live(expand(arguments("seed=0,1")), 0.0, Console(file=file)) as live:

@@ -6,7 +6,7 @@ from bnrnn.report import readme
 from bnrnn.report.claims import table_of
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.run import Run
-from tests.report.test_tables import result
+from tests.report.test_tables import curve, result, store
 
 
 @pytest.fixture
@@ -29,6 +29,18 @@ def test_the_last_window_that_a_run_has_passed_is_compared(runs, monkeypatch):
     paper = 100 * sum(within) / len(within)
     assert f"our LSTM has 85.3 % (the paper: {paper:.1f} %) from update 15,000 to 20,000" in text
     assert "our BN-LSTM has 91.7 %" in text
+
+
+def test_only_runs_on_the_figures_data_with_the_papers_updates_are_shown(tmp_path):
+    """Runs on the other order of pixels and shorter budgets have curves of their own."""
+    stored = [("paper", "pmnist", "bn_lstm"), ("paper", "pmnist", "lstm"), ("paper", "smnist", "lstm"),
+              ("cpu", "pmnist", "lstm")]  # fmt: skip
+    for budget, data, model in stored:
+        store(tmp_path, result(budget, data=data, model=model, seed="0"), curve((500, 1.0, 0.5)))
+    shown = [
+        (run.overrides["model"], run.overrides["data"], run.budget) for run in readme.of_full_length(Evidence(tmp_path))
+    ]
+    assert shown == [("lstm", "pmnist", "paper"), ("bn_lstm", "pmnist", "paper")]
 
 
 def test_evaluations_in_another_order_are_not_compared(runs, monkeypatch):

@@ -13,9 +13,10 @@ from bnrnn.report.claim_types import Claim
 from bnrnn.report.claims import entries, table_of
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.outcome import JudgedTest, Outcome
-from bnrnn.report.site import api, claims_table, curves, experiment, front, parts, run_pages
+from bnrnn.report.site import api, claims_table, curves, experiment, front, parts, run_pages, source
 from bnrnn.report.style import looks_of
 from bnrnn.report.verdicts import JudgedClaim
+from bnrnn.system.files import write_text
 from tests.report.claim_files import claim_test
 from tests.report.test_runs import CELL, WORDS, change, put, train_records
 
@@ -130,6 +131,18 @@ def test_figures_are_vector_graphics_if_there_are_any(tmp_path):
     for name in ("a.png", "b.png", "b.svg"):
         (tmp_path / name).touch()
     assert experiment.with_figures("![A](a.png)\n![B](b.png)\n![C](c.png)", tmp_path) == "![A](a.png)\n![B](b.svg)\n"
+
+
+def test_figures_stand_where_the_pages_that_show_them_stand(tmp_path, monkeypatch):
+    results = tmp_path / "evidence"
+    for name in ("cooijmans2016/table1.png", "cooijmans2016/table1.svg", "cooijmans2016/table1.md"):
+        write_text(results / name, "a figure")
+    monkeypatch.setattr(source, "rendered", lambda *_: "the first page")
+    for name in ("copy_documents", "entries", "papers", "write_claims"):
+        monkeypatch.setattr(source, name, lambda *_: [])
+    source.write(tmp_path / "site", Evidence(results), [])
+    copied = sorted(path.name for path in (tmp_path / "site/results/cooijmans2016").iterdir())
+    assert copied == ["table1.png", "table1.svg"]
 
 
 class Rows(HTMLParser):

@@ -177,6 +177,16 @@ def test_time_to_accuracy_is_the_first_evaluation_that_has_it(tmp_path):
     assert "`lstm`, updates in steps of 500 | `bn_lstm`, updates in steps of 500 | `lstm`, seconds" in text
 
 
+def test_an_interval_of_evaluation_that_no_run_shows_is_not_named(tmp_path, monkeypatch):
+    """A run by epochs has its interval from its first evaluation; one without an evaluation has none."""
+    monkeypatch.setattr(Run, "stale", False)
+    for seed, points in (("0", curve((500, 10.0, 0.95))), ("1", [{"update": 100, "seconds": 1.0, "train/loss": 2.0}])):
+        found = result(model="lstm", data="pmnist", seed=seed)
+        budget = found.config["budget"] | {"eval_every": None}
+        store(tmp_path, dataclasses.replace(found, config=found.config | {"budget": budget}), points)
+    assert "`lstm`, updates in steps of 500 |" in reach(tmp_path)
+
+
 def test_time_to_accuracy_says_how_many_seeds_got_there(tmp_path):
     for seed, points in enumerate((curve((500, 100.0, 0.8)), curve((1000, 300.0, 0.7)), curve((1000, 310.0, 0.1)))):
         store(tmp_path, result("cpu", model="bn_lstm", data="smnist", seed=str(seed)), points)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bnrnn.scan import operator
+from bnrnn.scan import lstm_scan, operator
 from tests.scan.test_arguments import B, lstm, rhn
 
 NOISE = [0.3, 0.2, 0.1]
@@ -37,3 +37,15 @@ def test_torch_finds_nothing_wrong_with_it(name, arguments, sizes, population, o
     utilities = ("test_schema", "test_faketensor")
     found = torch.library.opcheck(operator._scan_backward, backward, test_utils=utilities)
     assert found == dict.fromkeys(utilities, "SUCCESS")
+
+
+def test_what_is_not_given_is_left_out_of_the_call():
+    """The inputs of a scan and the population's statistics are optional; the operator takes a list without gaps."""
+    given = lstm()
+    population = given.pop("population")
+    del given["gamma_hh"]
+    of_cell = population._replace(mean_hh=None, var_hh=None)
+    y, last, statistics = operator.scan("lstm", {**given, "gamma_hh": None}, of_cell, {})
+    expected = lstm_scan(**given, population=of_cell)
+    torch.testing.assert_close((y, last), (expected[0], expected[1][1]))
+    assert statistics is of_cell
