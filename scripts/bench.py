@@ -18,6 +18,7 @@ import torch
 from bnrnn.bench import layers
 from bnrnn.bench.gru import gru_cases
 from bnrnn.bench.inference import inference_cases
+from bnrnn.bench.layer_norm import layer_norm_cases
 from bnrnn.bench.layers import CLEAR_REFS, Shape, in_fresh_process, memory_growth, relative_errors
 from bnrnn.bench.padded import padded_cases
 from bnrnn.bench.peers import peer_cases
@@ -53,6 +54,7 @@ def cases(shapes: dict[str, Shape], plan: Plan, device: torch.device, peers: boo
     torch.set_num_threads(1)
     yield from inference_cases(device, plan)
     yield rhn_case(device)
+    yield from layer_norm_cases(device, plan)
     yield from gru_cases(device, plan)
     yield from reader_cases(device, plan)
     yield speech_case(device, plan)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from bnrnn.bench import gru, inference, layers, padded, peers, readers, rhn, speech, timing
+from bnrnn.bench import gru, inference, layer_norm, layers, padded, peers, readers, rhn, speech, timing
 from bnrnn.bench.gru import NaiveLiGRU
 from bnrnn.bench.layers import NaiveLSTM, Shape
 from bnrnn.bench.rhn import NaiveBNRHN
@@ -18,6 +18,7 @@ from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
 from bnrnn.layers.bn_rhn import BNRHN
 from bnrnn.layers.ligru import LiGRU
+from bnrnn.layers.ln_lstm import LNLSTM
 from bnrnn.layers.stack import LSTM
 from bnrnn.report.bench_page import render, render_brief, render_file, render_padded
 from bnrnn.scan import backend, set_backend
@@ -225,7 +226,8 @@ def test_a_measurement_is_stored_and_rendered_again(tmp_path, capsys):
     assert list(rows["Training step", "S2, T 4"]["targets"]) == [NO_NORM]
     assert set(rows["Evaluation", "S1, B 64, 20 calls of one step"]["ms"]) == {NN_LSTM, "BN-LSTM", NO_NORM}
     assert {section for section, _ in rows} == {
-        "Training step", "Evaluation", "Recurrent highway networks", gru.SECTION, f"{gru.SECTION}: a loop",
+        "Training step", "Evaluation", "Recurrent highway networks", layer_norm.SECTION,
+        gru.SECTION, f"{gru.SECTION}: a loop",
         "Attentive readers", "Speech",
     }  # fmt: skip
     assert result["errors"]["S1"]["T"] == 2
@@ -250,6 +252,15 @@ def test_what_was_measured_is_kept_if_a_benchmark_is_stopped(tmp_path, monkeypat
         main(["--device", "cpu", "--out-dir", str(tmp_path)], TINY, PLAN)
     (path,) = tmp_path.iterdir()
     assert path.name == "cpu-tiny.partial" and [r["name"] for r in json.loads(path.read_text())["rows"]] == measured
+
+
+def test_the_loop_of_the_papers_equations_computes_the_same_layer():
+    torch.manual_seed(0)
+    ours, x = LNLSTM(3, 5), torch.randn(4, 2, 3)
+    for p in ours.parameters():
+        torch.nn.init.normal_(p)
+    (y, state), (expected, last) = (model(x) for model in (ours, layer_norm.LayerNormLoop(ours, over_sum=False)))
+    torch.testing.assert_close((y, *state), (expected, *last))
 
 
 def test_jax_computes_the_same_layer():

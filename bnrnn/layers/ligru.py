@@ -1,4 +1,4 @@
-"""Light gated recurrent unit, Ravanelli et al. 2018 (arXiv:1803.10225), eqs. 11-13, and its stabilized form.
+"""Light gated recurrent unit, Ravanelli et al. 2018 (arXiv:1803.10225), and its stabilized form.
 
     z   = σ(BN(W_ih x_t; γ, b) + W_hh h_{t-1})                for its gate
     n   = μ ⊙ act(BN(W_ih x_t; γ, b) + W_hh h_{t-1})          for the candidate; act is ReLU by default

@@ -4,7 +4,7 @@ The gates are r z n in this order, as in torch.nn.GRU (Cho et al. 2014, arXiv:14
 
     r = σ(x_r + u_r);   z = σ(x_z + u_z);   n = tanh(x_n + r ⊙ u_n);   h = (1 - z) ⊙ n + z ⊙ h
 
-A light GRU (Ravanelli et al. 2018, arXiv:1803.10225, eqs. 11-13) has no reset gate r: the gates are z n, and
+A light GRU (Ravanelli et al. 2018, arXiv:1803.10225) has no reset gate r: the gates are z n, and
 n = act(x_n + u_n). Padding is as in bnrnn.scan.lstm.reference.
 """
 
