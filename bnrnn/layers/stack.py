@@ -132,9 +132,9 @@ class Stack(nn.Module):
             batch_sizes = (lengths > torch.arange(len(x), device=lengths.device)[:, None]).sum(1).tolist()
             lengths = to_device(lengths, x.device)
         states, D = [], self.num_directions
+        given = None if state is None else list(zip(*(s.unbind(0) for s in state), strict=True))
         for n in range(self.num_layers):
-            given = None if state is None else [tuple(s[k] for s in state) for k in range(n * D, n * D + D)]
-            x, last = self._run_layer(n, x, given, t_start, batch_sizes, lengths)
+            x, last = self._run_layer(n, x, given and given[n * D : n * D + D], t_start, batch_sizes, lengths)
             states += last
             if self.dropout and n < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)

@@ -2,7 +2,8 @@
 
 - `reference` is a readable loop that autograd differentiates, for any device and dtype.
 - `fused` is one autograd function with a backward pass derived by hand, for any device and dtype.
-- `cpu` is `fused` with compiled time steps, for float32 on the CPU.
+- `cpu` is `fused` with compiled time steps, for float32 on the CPU. A call of a single step takes torch's operations
+  instead, as the reference does (dispatch.py says when).
 - `triton` is the same for GPUs.
 
 All engines give the same numbers, except for rounding. `auto` selects `cpu` or `triton` if they can run, otherwise

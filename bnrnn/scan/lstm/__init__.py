@@ -69,10 +69,10 @@ def _scan(
 
 
 def _has_one_feature(x: Tensor, weight_ih: Tensor) -> bool:
-    """Whether x has one feature and the engine can take x directly, without storing its product with weight_ih."""
+    """Whether x has one feature and several steps, whose product with weight_ih the engine need not store."""
     if traced() or x.dim() != 3 or x.requires_grad or autocast_is_on(x.device):
         return False
-    if x.shape[1] == 0 or x.shape[2] != 1:
+    if x.shape[0] == 1 or x.shape[1] == 0 or x.shape[2] != 1:
         return False
     return x.dtype == weight_ih.dtype and backend(x.device, x.dtype) == "cpu"
 

@@ -79,5 +79,5 @@ operator.RECURRENCES["rhn"] = operator.Recurrence(_prepare, _shapes, RHNStatisti
 
 _engines = Engines(
     rhn_scan, reference.rhn_scan, _operator_scan, rhn_fused_scan, compiled=CompiledRHN, steps=RHNSteps,
-    triton=lambda options: triton_engine("rhn").rhn_triton_scan,
+    triton=lambda options: triton_engine("rhn").rhn_triton_scan, single=False,
 )  # fmt: skip
