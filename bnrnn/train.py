@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from bnrnn.config import CONF, MENDABLE, checking_files, compose_config, without_labels
 from bnrnn.errors import BnrnnError, mendable, report_errors
 from bnrnn.metrics import has_java
+from bnrnn.scan.backends import engine_that_ran
 from bnrnn.system.files import make_folder, reading
 from bnrnn.system.locks import LOCK, locked
 from bnrnn.training import checkpoint, mirror
@@ -30,7 +31,7 @@ from bnrnn.training.loop import Trainer
 from bnrnn.training.measure import last_lines, measure, measure_best_again
 from bnrnn.training.options import check_options, keys_of, with_nearest_key
 from bnrnn.training.pairs import check_pair
-from bnrnn.training.pieces import digest, joined, order_of
+from bnrnn.training.pieces import digest, joined, note_engine, order_of
 from bnrnn.training.provenance import git_commit, today
 from bnrnn.training.results import FILE, METRICS, Result, check_same_config, config_record
 from bnrnn.training.search import apply_trial
@@ -89,6 +90,7 @@ def _train(
 
         def save(snapshot: dict[str, Any]) -> None:
             check_lock()
+            note_engine(state.pieces[-1], engine_that_ran(where["backend"]))
             checkpoint.save(run_dir / CHECKPOINT, {**snapshot, "config": record, "records_sha256": log.sync()})
 
         trainer = Trainer(cfg, model, data, device, log, stop, where["evaluation_order"], optimizer, state, save)
@@ -119,6 +121,7 @@ def _result(
 ) -> Result:  # fmt: skip
     """The result of a run that has been trained to its end."""
     state, data, cfg = trainer.state, trainer.data, trainer.cfg
+    where = where | {"backend": engine_that_ran(where["backend"])}
     if "test/bleu4" in metrics:
         where = where | {"java": has_java()}  # which tokenizer the scores of captions are from
     return Result(

@@ -14,6 +14,7 @@ import torch
 
 from bnrnn.errors import BnrnnError
 from bnrnn.inputs import Batch
+from bnrnn.scan import backends
 from bnrnn.train import train
 from bnrnn.training import checkpoint
 from bnrnn.training.checkpoint import CHECKPOINT, MODEL
@@ -287,6 +288,22 @@ def test_a_layer_with_only_a_reference_refuses_another_engine(tmp_path):
     assert train(short("model=rnn"), tmp_path / "a").environment["backend"] == "reference"
     with pytest.raises(BnrnnError, match="backend=fused has no kernel for this model's layers"):
         train(short("model=bn_rnn", "backend=fused"), tmp_path / "b")
+
+
+def test_a_result_names_the_engine_that_ran_if_the_selected_one_failed(tmp_path, monkeypatch):
+    def fails(trial):
+        backends.note(trial.instead)
+        return False
+
+    monkeypatch.setattr("bnrnn.scan.lstm._has_one_feature", lambda *_: False)
+    monkeypatch.setattr("bnrnn.scan.dispatch.engine_of", lambda *_: "triton")
+    monkeypatch.setattr("bnrnn.scan.trials.Trial.passed", fails)
+    result = train(short(), tmp_path / "fails")
+    assert result.environment["backend"] == "fused"
+    assert [(piece["backend"], piece["ran"]) for piece in result.pieces] == [("cpu", "fused")]
+    monkeypatch.undo()
+    result = train(short(), tmp_path / "runs")
+    assert result.environment["backend"] == "cpu" and "ran" not in result.pieces[0]
 
 
 def test_a_result_is_stored_before_anything_is_drawn_for_wandb(tmp_path, monkeypatch):

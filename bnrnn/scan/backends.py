@@ -7,7 +7,8 @@
 - `triton` is the same for GPUs.
 
 All engines give the same numbers, except for rounding. `auto` selects `cpu` or `triton` if they can run, otherwise
-`reference`. On a GPU it first compares `triton` with `reference` (selfcheck.py), and selects `fused` if they differ.
+`reference`. On a GPU it first compares `triton` with `reference`, once for the device (selfcheck.py) and once for every
+form of a scan (trials.py), and selects `fused` if they differ or if Triton is missing.
 """
 
 import logging
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnrnn.errors import BnrnnError
+from bnrnn.errors import BnrnnError, first_line
 from bnrnn.scan.native.build import library
 from bnrnn.scan.tracing import autocast_is_on, exporting, traced, transformed
 
@@ -34,6 +35,7 @@ OUTSIDE = (
 _chosen = "auto"
 _checks: list[Callable[[torch.device], str | None]] = []
 _problems: dict[torch.device, str | None] = {}  # what is wrong with the Triton engine, by device
+_ran: set[str] = set()  # the engines that have run scans for which `triton` was selected
 
 
 def set_backend(name: str) -> None:
@@ -49,6 +51,26 @@ def set_backend(name: str) -> None:
     if name == "triton":
         triton_engine()
     _chosen = name
+    _ran.clear()
+
+
+def is_chosen(name: str) -> bool:
+    """Whether this engine was selected by name."""
+    return _chosen == name
+
+
+def note(engine: str) -> None:
+    """Record that an engine runs a scan for which `triton` was selected."""
+    _ran.add(engine)
+
+
+def engine_that_ran(selected: str) -> str:
+    """The engine that has run since `set_backend`, such as `triton+fused` if that has not run all forms of scans.
+
+    Args:
+        selected: the engine that was selected, which is also the answer if no scan has run.
+    """
+    return "+".join(name for name in reversed(ENGINES) if name in _ran) or selected
 
 
 def backend(device: torch.device, dtype: torch.dtype) -> str:
@@ -72,8 +94,8 @@ def backend(device: torch.device, dtype: torch.dtype) -> str:
         )
     if _chosen != "auto":
         return _chosen
-    if device.type == "cuda" and on_triton and _has(triton_engine):
-        return "triton" if _is_right(device) else "fused"
+    if device.type == "cuda" and on_triton:
+        return "triton" if _has(triton_engine, "The engine `fused`") and _is_right(device) else "fused"
     return "reference"
 
 
@@ -123,8 +145,9 @@ def triton_engine(recurrence: str = "lstm") -> ModuleType:
     """Import the Triton engine, which is optional and slow to import. Raises BnrnnError if Triton is missing."""
     try:
         return import_module(f"bnrnn.scan.{recurrence}.triton")
-    except ImportError as error:
-        raise BnrnnError(f"backend=triton cannot be imported ({error}): pip install triton, or use auto") from error
+    except Exception as error:  # another version of Triton may also lack what the kernels need
+        problem = f"{type(error).__name__}: {first_line(error)}"
+        raise BnrnnError(f"backend=triton cannot be imported ({problem}): pip install triton, or use auto") from error
 
 
 @cache
@@ -151,11 +174,11 @@ def _is_right(device: torch.device) -> bool:
 
 
 @cache
-def _has(kernel: Callable[[], Any]) -> bool:
-    """Whether a kernel is available on this machine. If not, log the reason once."""
+def _has(kernel: Callable[[], Any], instead: str = "The reference") -> bool:
+    """Whether a kernel is available on this machine. If not, log once the reason and the engine that runs instead."""
     try:
         kernel()
     except BnrnnError as error:
-        logging.getLogger("bnrnn").warning("%s. The reference runs instead, more slowly.", error)
+        logging.getLogger("bnrnn").warning("%s. %s runs instead, more slowly.", error, instead)
         return False
     return True

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from bnrnn.scan.arguments import raised
-from bnrnn.scan.backends import OUTSIDE, engine_of, product_dtype, say_that_fused_runs, without_autocast
+from bnrnn.scan.backends import OUTSIDE, engine_of, note, product_dtype, say_that_fused_runs, without_autocast
 from bnrnn.scan.graphs import Captured
+from bnrnn.scan.trials import Trial
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,11 @@ class Engines:
             options["overwrite"] = True
         if name == "triton":
             run = self.triton(options)
-            if not isinstance(run, str):
+            if isinstance(run, str):
+                say_that_fused_runs(run)
+                note("fused")
+            elif Trial(self.scan.__name__, run, self.reference, "fused", (x_proj, *tensors), options).passed():
                 return run(x_proj, *tensors, **options)
-            say_that_fused_runs(run)
         steps = self.compiled if name == "cpu" else partial(Captured, self.steps)
         return self.fused(steps, x_proj, *tensors, **options)
 

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bnrnn.errors import first_line
 from bnrnn.scan.arguments import form_of
 
+NEAR = 0.05  # a graph may round in another way than single launches, but one that reads other memory errs by more
+SMALL = 1e-2  # the error of a tensor is relative to its norm, and to at least this part of the largest norm
 MAX_FORMS = 16  # so many are remembered; the one that was not used for longest is forgotten first
 
 
@@ -32,8 +35,9 @@ class Captured:
 
     A graph works on memory of its own. The values of a scan are therefore copied there and back, which takes far less
     time than to launch some thirty kernels for each step. Only what the steps write is copied back: a weight may belong
-    to several scans, and autograd would take the copy for a change of it. On a CPU the steps run as they are, and so do
-    those of padded batches, which rarely have the same form twice.
+    to several scans, and autograd would take the copy for a change of it. The first replay of a graph is compared with
+    what the steps compute. On a CPU the steps run as they are, and so do those of padded batches, which rarely have the
+    same form twice.
 
     Args:
         engine: the class of the steps.
@@ -55,14 +59,24 @@ class Captured:
         return self.steps.results()
 
     def forward(self) -> None:
-        if self.graphs is None or self.graphs.run("forward", self.steps) is None:
+        run = None if self.graphs is None else self.graphs.run("forward", self.steps)
+        if self.graphs is None or run is None:
             return self.steps.forward()
         names = (*self.steps.written, "statistics") if self.steps.batch else self.steps.written
+        if not run.is_proved:
+            self.steps.forward()
+            return self.graphs.prove("forward", _tensors(self.graphs.steps, names), _tensors(self.steps, names))
         _copy(_tensors(self.steps, names), _tensors(self.graphs.steps, names))
 
     def gradients(self, *given: Tensor) -> dict[str, Tensor | None]:
         run = None if self.graphs is None else self.graphs.run("gradients", self.steps, *given)
-        return self.steps.gradients(*given) if run is None else tree_map_only(Tensor, torch.clone, run.result)
+        if self.graphs is None or run is None:
+            return self.steps.gradients(*given)
+        if not run.is_proved:
+            gradients = self.steps.gradients(*given)
+            self.graphs.prove("gradients", _only_tensors(run.result), _only_tensors(gradients))
+            return gradients
+        return tree_map_only(Tensor, torch.clone, run.result)
 
 
 class _Graphs:
@@ -89,23 +103,31 @@ class _Graphs:
         return found
 
     def _capture(self, name: str, steps: Any, given: tuple[Tensor, ...]) -> "_Pass | None":
-        if self.steps is None:
-            self.steps = type(steps)(
-                **{field: tree_map_only(Tensor, torch.clone, v) for field, v in vars(steps).items()}
-            )
         try:
+            if self.steps is None:
+                self.steps = type(steps)(
+                    **{field: tree_map_only(Tensor, torch.clone, v) for field, v in vars(steps).items()}
+                )
             return _Pass(getattr(self.steps, name), given)
-        except RuntimeError as error:
-            message = "The engine `fused` cannot be captured as a CUDA graph (%s). It runs step by step, more slowly."
-            logging.getLogger("bnrnn").warning(message, (str(error).splitlines() or [""])[0])
+        except RuntimeError as error:  # such as a lack of memory
+            _say_why_not(first_line(error))
             return None
+
+    def prove(self, name: str, found: list[Tensor], expected: list[Tensor]) -> None:
+        """Compare what a graph has computed at its first replay. If it is something else, the method runs instead."""
+        run = self.passes[name]
+        if run is not None and _agree(found, expected):
+            run.is_proved = True
+        else:
+            _say_why_not("its replay computes something else")
+            self.passes[name] = None
 
 
 class _Pass:
     """A captured method, the memory of its arguments, and that of its result."""
 
     def __init__(self, method: Callable[..., Any], given: tuple[Tensor, ...]) -> None:
-        self.method, self.result = method, None
+        self.method, self.result, self.is_proved = method, None, False
         self.given = [value.clone(memory_format=torch.contiguous_format) for value in given]
         self.graph = captured(self._call)
 
@@ -129,8 +151,24 @@ def _graphs(steps: Any) -> _Graphs:
 
 def _tensors(steps: Any, names: Iterable[str] | None = None) -> list[Tensor]:
     """The tensors of the steps: all, or those in the fields of these names."""
-    values = [getattr(steps, name) for name in names or vars(steps)]
+    return _only_tensors([getattr(steps, name) for name in names or vars(steps)])
+
+
+def _only_tensors(values: Any) -> list[Tensor]:
     return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
+def _agree(found: list[Tensor], expected: list[Tensor]) -> bool:
+    """Whether tensors are the same up to rounding. If NaN or infinity is expected, they count as the same."""
+    norms = torch.stack([value.norm().double() for value in expected])
+    errors = torch.stack([(a - b).norm().double() for a, b in zip(found, expected, strict=True)])
+    near = errors <= NEAR * norms.clamp_min(SMALL * norms.max())
+    return bool((near.all() | ~norms.isfinite().all()).item())
+
+
+def _say_why_not(problem: str) -> None:
+    message = "The engine `fused` cannot be captured as a CUDA graph (%s). It runs step by step, more slowly."
+    logging.getLogger("bnrnn").warning(message, problem)
 
 
 def _copy(to: list[Tensor], given: list[Tensor]) -> None:

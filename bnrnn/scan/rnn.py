@@ -3,6 +3,8 @@
 The engine `triton` runs it as a highway network with one layer and one gate; all others run the reference.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -12,6 +14,7 @@ from bnrnn.scan.backends import backend, product_dtype, triton_engine, without_a
 from bnrnn.scan.norm.reference import normalize
 from bnrnn.scan.rhn.reference import RHNStatistics
 from bnrnn.scan.tracing import traced
+from bnrnn.scan.trials import Trial
 
 Result = tuple[Tensor, Tensor, tuple[Tensor | None, Tensor | None]]
 
@@ -41,13 +44,33 @@ def rnn_scan(
     check_memory({"x_proj": x_proj, "h": h, "weight_hh": weight_hh, "gamma": gamma, "beta": beta,
                   "population": population})  # fmt: skip
     check_not_empty(len(x_proj), len(weight_hh))
+    named: dict[str, Any] = {
+        "gamma": gamma,
+        "beta": beta,
+        "eps": eps,
+        "population": population,
+        "batch_sizes": batch_sizes,
+    }
     if not traced() and backend(x_proj.device, product_dtype(x_proj.device, x_proj.dtype) or x_proj.dtype) == "triton":
-        return _on_triton(x_proj, h, weight_hh, gamma, beta, eps, population, batch_sizes)
+        tensors = raised(x_proj), raised(h), raised(weight_hh)
+        low = {"product_dtype": product_dtype(x_proj.device, x_proj.dtype)}
+        options: dict[str, Any] = named | {"gamma": raised(gamma), "beta": raised(beta)} | low
+        with without_autocast(x_proj.device):
+            if Trial("rnn_scan", _on_triton, _on_reference, "reference", tensors, options).passed():
+                y, last, used = _on_triton(*tensors, **options)
+                return y.to(x_proj.dtype), last.to(h.dtype), used
+    return _on_reference(x_proj, h, weight_hh, **named)
+
+
+def _on_reference(
+    x_proj: Tensor, h: Tensor, weight_hh: Tensor, *, gamma: Tensor | None, beta: Tensor | None, eps: float,
+    population: tuple[Tensor, Tensor] | None, batch_sizes: list[int] | None, product_dtype: torch.dtype | None = None,
+) -> Result:  # fmt: skip
     means, variances = population or ([None] * len(x_proj), [None] * len(x_proj))
     ys, seen = [], []
     sizes = batch_sizes or [len(h)] * len(x_proj)
     for x_t, n, mean, var in zip(x_proj.unbind(0), sizes, means, variances, strict=True):
-        a = h[:n] @ weight_hh.T + x_t[:n]  # (n, H)
+        a = _product(h[:n], weight_hh, product_dtype) + x_t[:n]  # (n, H)
         if gamma is not None:
             a, mean, var = normalize(a, gamma, beta, eps, mean, var)
             seen.append((mean, var))
@@ -57,23 +80,27 @@ def rnn_scan(
     return torch.stack(ys), h, statistics
 
 
+def _product(h: Tensor, weight_hh: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The recurrent product in another precision; None means that of its factors."""
+    return h @ weight_hh.T if dtype is None else (h.to(dtype) @ weight_hh.T.to(dtype)).to(h.dtype)
+
+
 def _on_triton(
-    x_proj: Tensor, h: Tensor, weight_hh: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float,
-    population: tuple[Tensor, Tensor] | None, batch_sizes: list[int] | None,
+    x_proj: Tensor, h: Tensor, weight_hh: Tensor, *, gamma: Tensor | None, beta: Tensor | None, eps: float,
+    population: tuple[Tensor, Tensor] | None, batch_sizes: list[int] | None, product_dtype: torch.dtype | None,
 ) -> Result:  # fmt: skip
-    low = product_dtype(x_proj.device, x_proj.dtype)
+    """The scan of float32 tensors."""
     mean, var = population or (None, None)
     parameters = {"gamma_z": gamma, "bias": beta}
-    with without_autocast(x_proj.device):
-        y, last, used = triton_engine("rhn").rhn_triton_scan(
-            raised(x_proj),
-            raised(h),
-            raised(weight_hh)[None],
-            eps=eps,
-            population=None if mean is None or var is None else RHNStatistics(mean_z=mean[:, None], var_z=var[:, None]),
-            batch_sizes=batch_sizes,
-            product_dtype=low,
-            **{name: None if value is None else raised(value)[None] for name, value in parameters.items()},
-        )
+    y, last, used = triton_engine("rhn").rhn_triton_scan(
+        x_proj,
+        h,
+        weight_hh[None],
+        eps=eps,
+        population=None if mean is None or var is None else RHNStatistics(mean_z=mean[:, None], var_z=var[:, None]),
+        batch_sizes=batch_sizes,
+        product_dtype=product_dtype,
+        **{name: None if value is None else value[None] for name, value in parameters.items()},
+    )
     seen = (None if v is None else v[:, 0] for v in (used.mean_z, used.var_z))
-    return y.to(x_proj.dtype), last.to(h.dtype), tuple(seen)  # pyright: ignore
+    return y, last, tuple(seen)  # pyright: ignore

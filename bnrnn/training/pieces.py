@@ -12,6 +12,7 @@ from bnrnn.errors import BnrnnError
 # What all pieces have in common. The number of threads is not, although it changes the rounding of sums: runs move
 # between machines with other numbers of cores. Each piece records it.
 AGREE = ("backend", "precision", "device", "torch", "numpy", "data")
+RAN = "ran"  # the engine that ran a piece, if the selected one failed: it may change while the piece is trained
 SAMPLES = 50  # batches of each split that enter the digest, evenly spaced
 
 
@@ -54,7 +55,14 @@ def joined(
             f"the run was begun in another way ({'; '.join(changed)}): resume it as it was begun, remove its folder to "
             "run again, or add resume=changed to accept that its parts differ"
         )
-    return pieces if before == {**piece, "update": before.get("update")} else [*pieces, piece]
+    is_same = {k: v for k, v in before.items() if k != RAN} == {**piece, "update": before.get("update")}
+    return pieces if is_same else [*pieces, piece]
+
+
+def note_engine(piece: dict[str, Any], ran: str) -> None:
+    """Record in a piece the engine that ran, if it is not the one that was selected when the piece began."""
+    if ran != piece["backend"]:
+        piece[RAN] = ran
 
 
 def order_of(pieces: list[dict[str, Any]]) -> str:

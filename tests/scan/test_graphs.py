@@ -82,21 +82,59 @@ def test_padded_batches_and_other_devices_run_step_by_step():
     assert made == [] and not graphs._known
 
 
-def test_what_cannot_be_captured_runs_step_by_step_and_says_so_once_for_each_pass(monkeypatch, caplog):
-    def refused(run):
-        raise RuntimeError("operation not permitted\nwhen stream is capturing")
+WHY = "The engine `fused` cannot be captured as a CUDA graph (%s). It runs step by step, more slowly."
+
+
+@pytest.mark.parametrize("what", ["captured", "tree_map_only"])  # the second makes copies
+@pytest.mark.parametrize("error", [RuntimeError("not permitted\nwhen capturing"), torch.OutOfMemoryError("no memory")])
+def test_what_cannot_be_captured_runs_step_by_step_and_says_so_once_for_each_pass(what, error, monkeypatch, caplog):
+    def refused(*_):
+        raise error
 
     scan.set_backend("fused")
     args = lstm_problem(3, 4, 2)
     expected = Call(scan.lstm_scan, args).gradients()
     with captured.graphs(), caplog.at_level(logging.WARNING, "bnrnn"):
-        monkeypatch.setattr(graphs, "captured", refused)
+        monkeypatch.setattr(graphs, what, refused)
         for _ in range(4):
             assert_equal(Call(scan.lstm_scan, args).gradients(), expected)
-    assert caplog.messages == 2 * [
-        "The engine `fused` cannot be captured as a CUDA graph (operation not permitted). It runs step by step, more "
-        "slowly."
-    ]
+    assert caplog.messages == 2 * [WHY % str(error).splitlines()[0]]
+
+
+@pytest.mark.parametrize("method", ["forward", "gradients"])
+@pytest.mark.parametrize(("run", "problem", "sizes"), CASES)
+def test_a_graph_that_computes_something_else_is_not_used(run, problem, sizes, method, monkeypatch, caplog):
+    replay = captured.Graph.replay
+
+    def wrong(graph):
+        replay(graph)
+        if graph.run.__self__.method.__name__ == method:
+            replay(graph)  # on memory that the first time has written
+
+    scan.set_backend("fused")
+    args = problem(*sizes)
+    expected = Call(run, args)
+    gradients = expected.gradients()
+    monkeypatch.setattr(captured.Graph, "replay", wrong)
+    with captured.graphs() as made, caplog.at_level(logging.WARNING, "bnrnn"):
+        for _ in range(4):
+            call = Call(run, args)
+            assert_equal(call.results, expected.results)
+            assert_equal(call.gradients(), gradients)
+    assert caplog.messages == [WHY % "its replay computes something else"]
+    assert sorted(graph.replays for graph in made) == [2, 3], (
+        "one is replayed whenever it may be, the other never again"
+    )
+
+
+def test_a_run_that_has_diverged_says_nothing_about_graphs(caplog):
+    scan.set_backend("fused")
+    args = lstm_problem(3, 4, 2)
+    args["weight_hh"][0, 0] = float("nan")
+    with captured.graphs() as made, caplog.at_level(logging.WARNING, "bnrnn"):
+        for _ in range(3):
+            Call(scan.lstm_scan, args)
+    assert not caplog.messages and made[0].replays == 2
 
 
 @pytest.mark.parametrize(("run", "problem", "sizes"), CASES)

@@ -1,6 +1,5 @@
 """The Triton engine in Triton's interpreter: small shapes, on the CPU, against the reference in float64."""
 
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
-from bnrnn.scan import backends
 from bnrnn.scan.lstm.reference import lstm_scan
 from bnrnn.scan.triton_shared import launches, tuning
 from bnrnn.scan.triton_shared.driver import TritonSteps
@@ -238,16 +236,3 @@ def test_it_needs_a_gpu_and_at_most_float32(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(BnrnnError, match=r"not torch.float32 on cpu"):
         scan.backend(torch.device("cpu"), torch.float32)
-
-
-def test_without_triton_auto_uses_the_reference_and_triton_is_an_error(monkeypatch, caplog):
-    scan.set_backend("auto")
-    monkeypatch.setitem(sys.modules, "bnrnn.scan.lstm.triton", None)
-    backends.triton_engine.cache_clear()
-    backends._has.cache_clear()
-    cuda = torch.device("cuda")
-    assert [scan.backend(cuda, torch.float32) for _ in range(2)] == ["reference"] * 2
-    assert len(caplog.messages) == 1
-    with pytest.raises(BnrnnError, match="pip install triton"):
-        scan.set_backend("triton")
-    backends.triton_engine.cache_clear()

@@ -11,7 +11,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.system.files import read_record, write_record
 from bnrnn.training import provenance as provenance_module
 from bnrnn.training.device import hardware
-from bnrnn.training.pieces import joined
+from bnrnn.training.pieces import joined, note_engine
 from bnrnn.training.provenance import environment, provenance, today
 from bnrnn.training.results import FILE, Result
 
@@ -77,3 +77,13 @@ def test_a_run_may_move_to_another_processor_which_its_pieces_tell():
     there = here | {"hardware": "x86_64 (AMD EPYC, AVX512)"}
     pieces = joined(joined([], 0, "abc", here, "data", "same"), 5, "abc", there, "data", "same")
     assert [(piece["update"], piece["hardware"]) for piece in pieces] == [(0, "x86_64"), (5, there["hardware"])]
+
+
+def test_a_piece_whose_engine_failed_says_so_and_is_resumed_as_it_was_begun():
+    selected = {"backend": "triton", "torch": "2.13.0"}
+    pieces = joined([], 0, "abc", selected, "data", "same")
+    note_engine(pieces[-1], "triton")
+    assert "ran" not in pieces[-1]
+    note_engine(pieces[-1], "triton+fused")
+    pieces = joined(pieces, 5, "abc", selected, "data", "same")
+    assert [(piece["update"], piece["ran"]) for piece in pieces] == [(0, "triton+fused")]

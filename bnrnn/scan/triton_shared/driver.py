@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.errors import TritonError
 
 from bnrnn.scan import autograd
 from bnrnn.scan.transfer import to_device
@@ -74,7 +75,7 @@ class TritonSteps:
         division = tuning.division(size, device, partial(measure, type(self), self.form, T, B, direction))
         try:
             self.launch(direction, division)
-        except RuntimeError as error:
+        except (TritonError, RuntimeError) as error:
             if not division.whole_sequence:
                 raise
             self.launch(direction, tuning.step_by_step(size, device, division, error))
@@ -123,7 +124,8 @@ def _launches(of: Form, B: int, direction: str, division: Division) -> Launches:
             kernel, arguments, constants = calls[d]
             kernel[grid](table, offset, *arguments, constants, **options)
 
-    return Launches(of.device, of.entries, step, 1 if forward else -1, fixed, division.whole_sequence)
+    name = f"{of.name} {direction}"
+    return Launches(name, of.device, of.entries, step, 1 if forward else -1, fixed, division.whole_sequence)
 
 
 def scan(

@@ -8,6 +8,7 @@ into fixed buffers, and nothing is captured twice. A sequence is a series of gra
 entry of the table, the clock, is the step at which the next graph begins.
 """
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bnrnn.errors import first_line
 from bnrnn.scan import graphs
 from bnrnn.scan.native.build import plain
 from bnrnn.scan.transfer import to_device
@@ -32,6 +34,7 @@ class Launches:
     """The launches of all scans of one form, in one direction, on one stream.
 
     Args:
+        name: of the recurrence and the direction.
         entries: names of the entries of the table.
         step: launches step number `offset` of a chunk, given (table, offset).
         whole_sequence: whether `step` launches one kernel that computes all steps.
@@ -41,6 +44,7 @@ class Launches:
 
     def __init__(
         self,
+        name: str,
         device: torch.device,
         entries: tuple[str, ...],
         step: Callable[[Tensor, int], None],
@@ -48,10 +52,10 @@ class Launches:
         fixed: dict[str, Tensor],
         whole_sequence: bool = False,
     ) -> None:
-        self.entries, self.step, self.direction, self.fixed = entries, step, direction, fixed
+        self.name, self.entries, self.step, self.direction, self.fixed = name, entries, step, direction, fixed
         self.table = torch.zeros(len(entries), dtype=torch.int64, device=device)
         self.whole_sequence = whole_sequence
-        self.runs, self.graphs = 0, dict[int, Any]()
+        self.runs, self.graphs, self.can_be_captured = 0, dict[int, Any](), True
 
     def run(self, num_steps: int, values: dict[str, int | Tensor | None]) -> None:
         """Write the table, and launch all steps.
@@ -71,12 +75,23 @@ class Launches:
         replay = self.runs > 0 and graphs.possible(self.table.device)
         self.runs += 1
         for size in chunks(num_steps):
-            if not replay:
+            graph = self._graph(size) if replay and self.can_be_captured else None
+            if graph is None:
                 self._launch(size)
-                continue
-            if size not in self.graphs:
+            else:
+                graph.replay()
+
+    def _graph(self, size: int) -> Any:
+        """The graph of so many steps. None, and then no graph for any number, if they cannot be captured."""
+        if size not in self.graphs:
+            try:
                 self.graphs[size] = graphs.captured(partial(self._launch, size))
-            self.graphs[size].replay()
+            except RuntimeError as error:
+                self.can_be_captured = False
+                message = "%s cannot be captured as a CUDA graph (%s). Its steps are launched one by one, more slowly."
+                logging.getLogger("bnrnn").warning(message, self.name, first_line(error))
+                return None
+        return self.graphs[size]
 
     def _launch(self, size: int) -> None:
         for offset in range(size):
