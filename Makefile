@@ -141,7 +141,7 @@ kernels: setup  ## compile the Triton kernels for three GPUs, and write what the
 	$(PYTHON) scripts/kernels.py
 
 emulate: setup  ## run the compiled Triton kernels on a CPU, instruction by instruction: half an hour, needs no GPU
-	$(PYTHON) -m scripts.emulate
+	$(PYTHON) -m scripts.emulate $(ARGS)
 	$(PYTHON) scripts/make_tables.py
 
 running: setup  ## compare running with exact population statistics, for docs/layer.md; minutes, needs Penn Treebank

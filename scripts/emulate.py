@@ -1,20 +1,25 @@
 """Run the compiled Triton kernels instruction by instruction on a CPU, and compare them with the reference in float64.
 
-python -m scripts.emulate            every case, into results/bench/emulated.json: half an hour
-python -m scripts.emulate --costs    renew only the counts of real sizes in that file
-python -m scripts.emulate --few      some cases, which are only printed: a minute
+python -m scripts.emulate                    every case, into results/bench/emulated.json: half an hour
+python -m scripts.emulate --costs            renew only the counts of real sizes in that file
+python -m scripts.emulate --damage order     renew only what is noticed of damaged barriers, fences and waits: minutes
+python -m scripts.emulate --damage source    renew only what is noticed of changed lines of the kernels: half an hour
+python -m scripts.emulate --few              some cases, which are only printed: a minute
 
 `make tables` renders what was stored.
 """
 
+import json
+import subprocess
 import sys
 import time
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from typing import Any
 
 import triton
 
-from bnrnn.errors import report_errors
+from bnrnn.errors import BnrnnError, report_errors
 from bnrnn.report.emulated_page import FILE
 from bnrnn.system.files import read_record, write_record
 from bnrnn.training.provenance import provenance
@@ -69,17 +74,42 @@ def costs() -> list[dict[str, Any]]:
     return found
 
 
+def damage(kind: str) -> Iterator[dict[str, str]]:
+    """What the emulator noticed of damaged kernels. A process without this project's modules starts those of copies."""
+    command = [sys.executable, "-m", "tests.emulator.mutations", kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            found = json.loads(line)
+            print(*found.values(), *() if found["noticed"] else ("NOT NOTICED",), sep=" | ", flush=True)
+            yield found
+    if process.returncode:
+        raise BnrnnError(f"{' '.join(command[1:])} ended with exit status {process.returncode}")
+
+
+def store_damage(kind: str) -> None:
+    """Renew one kind of damage in the stored result."""
+    made = {**provenance(), "triton": triton.__version__, "rows": list(damage(kind))}
+    stored = read_record(FILE, "make emulate")
+    write_record(FILE, stored | {"damage": stored.get("damage", {}) | {kind: made}})
+
+
 def main() -> None:
     parser = ArgumentParser(description="Run the compiled Triton kernels on a CPU")
     parser.add_argument("--few", action="store_true", help="some cases, and store nothing")
     parser.add_argument("--costs", action="store_true", help="only count the instructions of real sizes")
+    parser.add_argument("--damage", choices=("order", "source"), help="only damage barriers, or lines of the source")
     args = parser.parse_args()
+    if args.damage:
+        store_damage(args.damage)
+        return
     if args.costs:
         write_record(FILE, {**read_record(FILE, "make emulate"), "costs": costs()})
         return
     found = rows(few() if args.few else every())
     if not args.few:
-        write_record(FILE, {**provenance(), "triton": triton.__version__, "rows": found, "costs": costs()})
+        kept = {"damage": read_record(FILE, "make emulate").get("damage", {})} if FILE.exists() else {}
+        write_record(FILE, {**provenance(), "triton": triton.__version__, "rows": found, "costs": costs(), **kept})
     failed = sum(bool(row["conflicts"]) or row["error"] >= row["tolerance"] for row in found)
     if failed:
         sys.exit(f"{failed} of {len(found)} cases have conflicts, or an error that rounding does not explain")

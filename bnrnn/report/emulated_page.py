@@ -22,6 +22,14 @@ Times are **estimates** for an H100, from instructions and barriers alone. At be
 instruction in each cycle; at worst, each instruction waits for the one before. Launching is not included.
 """
 
+NAMES = {"order": "barriers, fences and waits", "source": "lines of the kernels' source"}
+OF_DAMAGE = """
+The kernels were damaged on purpose, one instruction or line at a time, to see whether the emulator notices: by a
+conflict, a fault, or an error that rounding does not explain. In *order*, every barrier, fence and wait of a compiled
+forward and backward kernel is deleted, and moved past the nearest instruction with which that changes the order. In
+*source*, a line of the kernels' source is changed so that they compute something else.
+"""
+
 
 def render(result: dict[str, Any]) -> str:
     """The page: a row for each case."""
@@ -46,11 +54,29 @@ def render(result: dict[str, Any]) -> str:
     parts = [f"# Compiled Triton kernels, emulated\n{INTRODUCTION}",
              f"{markdown(header, rows)}\n{_made(result)}{found}",
              f"## Counts of one time step on sm_90, in TF32\n{OF_COSTS}", render_costs(result)]  # fmt: skip
+    if result.get("damage"):
+        parts += [f"## Damage that was noticed\n{OF_DAMAGE}", render_damage(result["damage"])]
     return "\n".join(parts)
 
 
+def render_damage(damage: dict[str, dict[str, Any]]) -> str:
+    """How much of each kind of damage was noticed, and what was not, with the reason."""
+    counts, missed = dict[tuple[str, str, str], list[bool]](), list[str]()
+    for kind, made in damage.items():
+        for row in made["rows"]:
+            change = row["change"] if kind == "order" else "changed"
+            counts.setdefault((kind, row["where"], change), []).append(bool(row["noticed"]))
+            if not row["noticed"]:
+                missed.append(f"- `{row['where']}`, {row['line']}, `{row['what']}`, {change}: {row['reason']}\n")
+    header = ["kind", "where", "change", "noticed", "of"]
+    rows = [[*key, str(sum(found)), str(len(found))] for key, found in counts.items()]
+    made = "; ".join(f"{kind}: Triton {of['triton']}, {of['date']}" for kind, of in damage.items())
+    listed = "".join(missed) or "nothing\n"
+    return f"{markdown(header, rows)}\n{made[0].upper()}{made[1:]}.\n\nNot noticed:\n\n{listed}"
+
+
 def render_brief(result: dict[str, Any]) -> str:
-    """A table of recurrences and architectures."""
+    """A table of recurrences and architectures, and how much damage was noticed."""
     groups = dict[tuple[str, str], list[dict[str, Any]]]()
     for row in result["rows"]:
         name = row["case"].partition(",")[0].split()[0]
@@ -62,7 +88,12 @@ def render_brief(result: dict[str, Any]) -> str:
         rows.append([name, architecture, str(len(found)), f"{sum(row['instructions'] for row in found):,}",
                      *(f"{max(e):.1e}" if e else "–" for e in errors.values()),
                      str(sum(len(row["conflicts"]) for row in found))])  # fmt: skip
-    return f"{markdown(header, rows)}\n{_made(result)}"
+    damage = [f"- Damage to {NAMES[kind]}: {_noticed(of['rows'])}.\n" for kind, of in result.get("damage", {}).items()]
+    return f"{markdown(header, rows)}\n{_made(result)}" + ("\n" + "".join(damage) if damage else "")
+
+
+def _noticed(rows: list[dict[str, Any]]) -> str:
+    return f"{sum(bool(row['noticed']) for row in rows)} of {len(rows)} were noticed"
 
 
 def render_costs(result: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from bnrnn.scan.rhn import reference as rhn
 from bnrnn.scan.rhn.triton import rhn_triton_scan
 from bnrnn.scan.rnn import rnn_scan
 from bnrnn.scan.triton_shared import launches, tuning
-from tests.emulator.launcher import Emulation, emulated
+from tests.emulator.launcher import Edit, Emulation, emulated
 from tests.emulator.machine import Schedule
 from tests.helpers import without_shape_checks
 from tests.scan.cases import ALL, ALL_OF_RHN, everything, in_dtype, problem, rhn_problem
@@ -80,8 +80,8 @@ class Outcome:
         return self.error < self.tolerance and not self.emulation.findings
 
 
-def run(case: Case, edit: Callable[[str], str] | None = None) -> Outcome:
-    """Emulate a case."""
+def run(case: Case, edit: Edit | None = None, stop: bool = False) -> Outcome:
+    """Emulate a case; `edit` changes kernels, and with `stop` the first finding is raised as a fault."""
     torch.manual_seed(0)
     args = case.make()
     reference, engine = _scans(args)
@@ -94,7 +94,7 @@ def run(case: Case, edit: Callable[[str], str] | None = None) -> Outcome:
         expected = values(reference, args)
         explained = max(_explained(values, reference, args, expected, case.precision) for _ in range(3))
         launches._known.clear()
-        with emulated(case.architecture, case.schedule, edit) as emulation:
+        with emulated(case.architecture, case.schedule, edit, stop) as emulation:
             found = values(engine, args, torch.float32)
         launches._known.clear()
     return Outcome(emulation, worst(expected, found), max(LEAST[case.precision], 3 * explained))

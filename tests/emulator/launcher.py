@@ -7,9 +7,10 @@ addresses is translated.
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +25,7 @@ from bnrnn.scan.triton_shared.launches import Launches
 from tests.emulator import machine, ptx
 from tests.emulator.memory import Arrays, Fault, Finding
 
+Edit = Callable[[ptx.Kernel], ptx.Kernel]
 SHARED = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # bytes of shared memory that a program can have
 
 
@@ -48,14 +50,16 @@ class Emulation:
     """All launches within `emulated`.
 
     Args:
-        edit: changes the PTX of a kernel, for tests.
+        edit: changes a kernel, for tests.
+        stop: whether the first finding is raised as a fault.
         kernels: number of launches by name of the kernel; `executed`, `barriers`, `traffic` likewise.
         warps: number of warps of a program.
     """
 
     architecture: int
     schedule: machine.Schedule
-    edit: Any = None
+    edit: Edit | None = None
+    stop: bool = False
     kernels: Counter[str] = field(default_factory=Counter)
     findings: Counter[Finding] = field(default_factory=Counter)
     grids: set[tuple[int, int, int]] = field(default_factory=set)
@@ -69,7 +73,8 @@ class Emulation:
     def run(self, compiled: CompiledKernel, *given: Any) -> None:
         """Emulate a launch that Triton would hand to the driver."""
         grid, arguments = given[:3], given[9:]
-        kernel = _parsed(compiled.asm["ptx"], self.edit)
+        kernel = _parsed(compiled.asm["ptx"])
+        kernel = self.edit(kernel) if self.edit else kernel
         kinds = compiled.src.signature
         values = [v for kind, v in zip(kinds.values(), arguments, strict=True) if kind != "constexpr"]
         metadata = compiled.metadata
@@ -82,7 +87,7 @@ class Emulation:
         arrays = self._arrays(table, kernel.unit, int(np.prod(grid)))
         numbers = [arrays.moved["table"], *others, 0, 0]  # the last two are memory for Triton's own use: none is needed
         named = dict(zip(kernel.parameters, numbers, strict=False))
-        launch = machine.Launch(kernel, grid, named, arrays, metadata.shared, self._schedule(grid))
+        launch = machine.Launch(kernel, grid, named, arrays, metadata.shared, self._schedule(grid), self.stop)
         launch.run()
         self.kernels[kernel.name] += 1
         self.findings += launch.findings.counts
@@ -128,19 +133,15 @@ def _bytes(begin: int, end: int) -> Any:
     return np.ctypeslib.as_array((ctypes.c_uint8 * (end - begin)).from_address(begin))
 
 
-_kernels: dict[tuple[str, Any], ptx.Kernel] = {}
-
-
-def _parsed(text: str, edit: Any) -> ptx.Kernel:
-    if (text, edit) not in _kernels:
-        _kernels[text, edit] = ptx.parse(edit(text) if edit else text)
-    return _kernels[text, edit]
+_parsed = lru_cache(maxsize=16)(ptx.parse)
 
 
 @contextmanager
-def emulated(architecture: int, schedule: machine.Schedule | None = None, edit: Any = None) -> Iterator[Emulation]:
+def emulated(
+    architecture: int, schedule: machine.Schedule | None = None, edit: Edit | None = None, stop: bool = False
+) -> Iterator[Emulation]:
     """Context manager in which Triton's kernels run in the emulator. New memory is full of NaN."""
-    emulation = Emulation(architecture, schedule or machine.Schedule(), edit)
+    emulation = Emulation(architecture, schedule or machine.Schedule(), edit, stop)
     run = Launches.run
 
     def recorded(launches: Launches, num_steps: int, values: dict[str, int | Tensor | None]) -> None:

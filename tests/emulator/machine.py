@@ -46,6 +46,7 @@ class Launch:
     Args:
         arguments: values of the parameters by name.
         shared: bytes of the shared memory of a block.
+        stop: whether the first finding is raised as a fault.
     """
 
     kernel: Kernel
@@ -54,6 +55,7 @@ class Launch:
     arrays: Arrays
     shared: int
     schedule: Schedule = field(default_factory=Schedule)
+    stop: bool = False
     executed: int = 0  # instructions of warps
     barriers: int = 0  # that the first block has passed
     traffic: int = 0  # bytes that were loaded from global memory and stored there
@@ -75,6 +77,8 @@ class Launch:
                 ready = [group for group in groups if not group.waiting]
                 group = self.schedule.next(ready, generator)
                 group.run()
+                if self.stop and self.findings.counts:
+                    raise Fault(next(iter(self.findings.counts)).kind)
                 if group.done:
                     groups.remove(group)
 
@@ -207,12 +211,15 @@ def _nothing(values: Array) -> Array:
     return ~np.zeros_like(values)
 
 
+MOST_KNOWN = 64  # kernels that stay in memory
 _known: dict[int, tuple[Kernel, list]] = {}
 
 
 def _steps(kernel: Kernel) -> list:
     """The function of each instruction of a kernel; an unknown one is an error before anything runs."""
     if id(kernel) not in _known:
+        if len(_known) == MOST_KNOWN:
+            _known.clear()
         _known[id(kernel)] = kernel, [_step(instruction) for instruction in kernel.instructions]
     return _known[id(kernel)][1]
 

@@ -1,19 +1,19 @@
-"""Damages the kernels, and counts how much of the damage the emulator notices.
+"""Damages the kernels, and tells how the emulator notices it: one JSON object a line.
 
-python -m tests.emulator.mutations barriers 80       deletes and moves barriers, fences and waits of compiled kernels
-python -m tests.emulator.mutations barriers 80 12    every twelfth of these
-python -m tests.emulator.mutations source            changes lines of the kernels' source
+python -m tests.emulator.mutations order 90       deletes and moves barriers, fences and waits of compiled kernels
+python -m tests.emulator.mutations order 80 12    those of every twelfth of these instructions
+python -m tests.emulator.mutations source         changes lines of the kernels' source
 
-Each takes some ten minutes. Damage is noticed if there is a conflict, a fault, or an error that rounding does not
-explain. A barrier that was moved often still orders what it must, and so may one that was deleted: where all that other
-programs read was stored before an earlier barrier, that before the counter is not needed.
+Damage is noticed if there is a conflict, a fault, or an error that rounding does not explain.
+`scripts/emulate.py --damage` stores what this program prints.
 """
 
+import json
 import multiprocessing
-import re
 import shutil
 import sys
 import tempfile
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,24 @@ from pathlib import Path
 import torch  # imported once, before processes are forked
 import triton
 
+from tests.emulator.orders import damages, traced
+from tests.emulator.ptx import Kernel
 from tests.emulator.source_mutations import MUTATIONS
 
 ROOT = Path(__file__).parents[2]
-ORDERS = r"\n\t(?:bar\.(?:sync|warp)|cp\.async\.wait_group|fence\.|wgmma\.(?:fence|wait_group))[^;]*;"
-# Accesses that barriers may guard: a move past a load from global memory alone often changes nothing.
-ACCESS = re.compile(r"\n\t(?:@!?%p\d+ )?(?:ld\.shared|st|atom|cp\.async\.c[ag]|ldmatrix|wgmma\.mma)[^;]*;")
+
+
+# Why damage is not noticed, by kernel and number of the instruction, with Triton 3.7.1.
+REASONS = {
+    ("backward_steps, sm_90", 1): "it stands between copies into two different buffers, and no other access to the "
+    "second one lies between the barriers before and after it",
+    ("backward_steps, sm_90", 6): "it waits until at most one group of products is open, and only one has begun",
+    ("backward_steps, sm_90", 7): "it stands before a copy into a third buffer, and no other access to it lies between "
+    "the barriers before and after it",
+    ("backward_steps, sm_90", 11): "only products have used the sums since the fence before the first product",
+    ("backward_steps, sm_90", 28): "values are brought back to the layout that they had: each thread overwrites only "
+    "words that it has read itself",
+}
 
 
 def noticed(case, edit=None) -> str:
@@ -34,50 +46,41 @@ def noticed(case, edit=None) -> str:
     from tests.emulator.cases import run
 
     try:
-        outcome = run(case, edit)
+        outcome = run(case, edit, stop=True)
     except triton.CompilationError:
         raise
-    except Exception as error:  # a fault, or what the damage leads to
+    except Exception as error:  # a finding, a fault, or what the damage leads to
         return f"{type(error).__name__}: {str(error)[:80]}"
-    if outcome.emulation.findings:
-        return next(iter(outcome.emulation.findings)).kind
     return "" if outcome.passed else f"error {outcome.error:.1e}"
 
 
-def without(text: str, kernel: str, number: int, moved: bool) -> str:
-    """PTX without one of the instructions that order others, or with it after the next access to memory."""
-    if f".entry {kernel}(" not in text:
-        return text
-    found = list(re.finditer(ORDERS, text))[number]
-    rest = text[found.end() :]
-    if moved and (access := ACCESS.search(rest)):
-        rest = rest[: access.end()] + found[0] + rest[access.end() :]
-    return text[: found.start()] + rest
-
-
-def of_barriers(architecture: int, every: int) -> Iterator[tuple[str, str]]:
-    """Damage to the order within a forward and a backward kernel, and how it was noticed."""
+def of_order(architecture: int, every: int) -> Iterator[dict[str, str]]:
+    """Damage to the order within a forward and a backward kernel."""
     from tests.emulator.cases import SEQUENCE, Case, Schedule, run
     from tests.scan.cases import problem
 
-    B = 6 if architecture == 80 else 40
-    case = Case("BN-LSTM", partial(problem, 2, B, 17), architecture, "tf32", SEQUENCE, Schedule(1), overwrite=True)
-    texts = dict[str, str]()
+    size = (6, 17) if architecture == 80 else (64, 32)  # all rows and columns of the programs are used
+    case = Case("BN-LSTM", partial(problem, 2, *size), architecture, "tf32", SEQUENCE, Schedule(1), overwrite=True)
+    kernels = dict[str, Kernel]()
 
-    def seen(text: str) -> str:
-        texts[re.search(r"\.entry (\w+)", text)[1]] = text  # pyright: ignore[reportOptionalSubscript]
-        return text
+    def seen(kernel: Kernel) -> Kernel:
+        return kernels.setdefault(kernel.name, kernel)
 
-    assert run(case, seen).passed
-    for kernel, text in texts.items():
-        for number, found in list(enumerate(re.finditer(ORDERS, text)))[::every]:
-            for moved in (False, True):
-                title = f"{kernel}: {found[0].strip()} number {number} {'moved' if moved else 'deleted'}"
-                yield title, noticed(case, partial(without, kernel=kernel, number=number, moved=moved))
+    with traced() as trace:
+        assert run(case, seen).passed
+    for kernel in kernels.values():
+        for damage in damages(kernel, trace):
+            if damage.number % every == 0:
+                how = noticed(case, lambda given, by=damage.kernel: by if given.name == by.name else given)
+                instruction = damage.instruction
+                what = f"{damage.number}: {instruction.opcode} {', '.join(instruction.operands)}"
+                where = f"{kernel.name}, sm_{architecture}"
+                yield {"where": where, "what": what.strip(), "line": instruction.line, "change": damage.change,
+                       "noticed": how, "reason": "" if how else REASONS.get((where, damage.number), "")}  # fmt: skip
 
 
-def of_source() -> Iterator[tuple[str, str]]:
-    """Changes of the source, and how they were noticed, each in a process of its own."""
+def of_source() -> Iterator[dict[str, str]]:
+    """Changes of the source, each in a process of its own."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
@@ -90,7 +93,9 @@ def of_source() -> Iterator[tuple[str, str]]:
             path.write_text(original.replace(mutation.old, mutation.new))
             with context.Pool(1) as pool:
                 how = pool.apply(_in_copy, (folder, mutation.file))
-            yield f"{mutation.file}: {mutation.old} -> {mutation.new}", how
+            line = original[: original.index(mutation.old)].count("\n") + 1
+            yield {"where": mutation.file, "what": mutation.old, "line": f"{path.name}:{line}",
+                   "change": mutation.new, "noticed": how, "reason": "" if how else mutation.reason}  # fmt: skip
             path.write_text(original)
 
 
@@ -109,18 +114,13 @@ def _in_copy(folder: str, file: str) -> str:
 
 
 def main() -> None:
-    kind, architecture, every = [*sys.argv[1:], "80", "1"][:3]
-    results = dict[str, str]()
-    for title, how in of_source() if kind == "source" else of_barriers(int(architecture), int(every)):
-        results[title] = how
-        print(f"{title}: {how or 'NOT NOTICED'}", flush=True)
-    for kind in ("deleted", "moved", "->"):
-        of_kind = {title: how for title, how in results.items() if title.endswith(kind) or f" {kind} " in title}
-        missed = [title for title, how in of_kind.items() if not how]
-        if of_kind:
-            print(f"{kind}: {len(of_kind) - len(missed)} of {len(of_kind)} were noticed", *missed, sep="\n")
-        if kind != "moved" and len(missed) > 0.05 * len(of_kind):
-            sys.exit("less than 95 % of the damage was noticed")
+    parser = ArgumentParser(description="Damage the Triton kernels in the emulator")
+    parser.add_argument("kind", choices=("order", "source"))
+    parser.add_argument("architecture", nargs="?", type=int, default=90)
+    parser.add_argument("every", nargs="?", type=int, default=1)
+    args = parser.parse_args()
+    for damage in of_source() if args.kind == "source" else of_order(args.architecture, args.every):
+        print(json.dumps(damage), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Runs a few instructions in the emulator, for the tests of its parts."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from tests.emulator import machine, ptx
 from tests.emulator.memory import Arrays, Finding
 from tests.emulator.values import UNSIGNED, Array
 
+Edit = Callable[[ptx.Kernel], ptx.Kernel]
 HEAD = """
 .visible .entry snippet(
 	.param .u64 .ptr .global .align 1 snippet_param_0,
@@ -25,8 +27,10 @@ HEAD = """
 class Run:
     """What a snippet did: the registers of each block (threads in rows), shared memory, and what was found."""
 
-    def __init__(self, code: str, arrays: list[Array], threads: int, blocks: int, shared: int, **schedule: int) -> None:
-        self.kernel = ptx.parse(f"{HEAD % threads}{code}\nret;\n}}")
+    def __init__(
+        self, code: str, arrays: list[Array], threads: int, blocks: int, shared: int, edit: Edit, **schedule: int
+    ) -> None:
+        self.kernel = edit(ptx.parse(f"{HEAD % threads}{code}\nret;\n}}"))
         named = {str(i): (0, array.view(np.uint8)) for i, array in enumerate(arrays)}
         memory = Arrays(named, self.kernel.unit, blocks)
         arguments = dict(zip(self.kernel.parameters, (*memory.moved.values(), 0, 0), strict=False))
@@ -60,8 +64,11 @@ class Run:
 
 def run(
     code: str, arrays: list[Array] | None = None, threads: int = 32, blocks: int = 1, shared: int = 4096,
-    given: dict[str, Array] | None = None, **schedule: int,
+    given: dict[str, Array] | None = None, edit: Edit = lambda kernel: kernel, **schedule: int,
 ) -> Run:  # fmt: skip
-    """Run instructions. The addresses of two arrays are in %rd1 and %rd2, that of shared memory is 1024."""
+    """Run instructions. The addresses of two arrays are in %rd1 and %rd2, that of shared memory is 1024.
+
+    `edit` changes the kernel before it runs.
+    """
     load = "ld.param.b64 %rd1, [snippet_param_0];\nld.param.b64 %rd2, [snippet_param_1];\nmov.u32 %r1, %tid.x;\n"
-    return Run(load + code, arrays or [], threads, blocks, shared, **schedule).run(given or {})
+    return Run(load + code, arrays or [], threads, blocks, shared, edit, **schedule).run(given or {})

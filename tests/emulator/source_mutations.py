@@ -4,11 +4,12 @@ from typing import NamedTuple
 
 
 class Mutation(NamedTuple):
-    """A change: the file, the text (which occurs once), and what replaces it."""
+    """A change: the file, the text (which occurs once), what replaces it, and why that is not noticed, if it is not."""
 
     file: str
     old: str
     new: str
+    reason: str = ""
 
 
 BLOCKS, LSTM, RHN = "triton_shared/blocks.py", "lstm/triton_kernels.py", "rhn/triton_kernels.py"

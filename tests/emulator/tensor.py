@@ -98,6 +98,7 @@ class Products:
         self.open = list[tuple[Memory, Array]]()  # units of shared memory that are read
         self.committed = list[list[tuple[Memory, Array]]]()
         self.busy, self.changed = set[str](), set[str]()  # registers: of products; written since the last fence
+        self.fenced = False  # a fence of registers must precede the first product
         self.order = 0  # the last write to shared memory that a fence has shown to the asynchronous proxy
 
     def check(self, name: str, group: Any) -> None:
@@ -114,6 +115,7 @@ def fence_memory(group: Any, instruction: Instruction, mask: Array | None) -> No
 @instruction(r"wgmma\.fence\.sync\.aligned")  # 9.7.15.7.1
 def fence_registers(group: Any, instruction: Instruction, mask: Array | None) -> None:
     group.products.changed.clear()
+    group.products.fenced = True
 
 
 def factor(group: Any, descriptor: Array, rows: int, kind: str, instruction: Instruction) -> list[Array]:
@@ -156,6 +158,8 @@ def begin(group: Any, instruction: Instruction, mask: Array | None) -> None:
     # Triton sets sums to 0 after the fence. In the machine code the product takes the constant 0 in place of registers.
     if changed := {name for name in products.changed.intersection(used) if group.registers[name].any()}:
         group.launch.findings.add("product of registers without a fence", min(changed), np.array([-1]), group.at)
+    if not products.fenced:
+        group.launch.findings.add("first product without a fence", registers[0], np.array([-1]), group.at)
     products.busy.clear()  # products follow each other in order
     if "{" in left:
         lefts = left_fragment(group.vector(left, "b32"), kind)

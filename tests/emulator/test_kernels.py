@@ -1,5 +1,6 @@
 """The Triton kernels in the emulator. This process has Triton's interpreter; others have its compiler."""
 
+import json
 import os
 import subprocess
 import sys
@@ -25,7 +26,7 @@ def test_compiled_kernels_agree_with_the_reference_and_nothing_conflicts():
 
 
 @pytest.mark.slow
-def test_a_barrier_that_is_deleted_is_noticed():
-    lines = run("tests.emulator.mutations", "barriers", "80", "16")
-    deleted = [line for line in lines if " deleted: " in line]
-    assert len(deleted) >= 4 and not [line for line in deleted if "NOT NOTICED" in line]
+def test_barriers_that_are_deleted_or_moved_are_noticed():
+    damage = [json.loads(line) for line in run("tests.emulator.mutations", "order", "80", "16")]
+    assert {row["change"] for row in damage} == {"deleted", "earlier", "later"} and len(damage) >= 12
+    assert not [row for row in damage if not row["noticed"]]

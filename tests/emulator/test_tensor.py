@@ -147,6 +147,7 @@ def test_an_asynchronous_product_in_every_layout(kind, row_bytes, left_in_regist
     [
         ("wgmma.fence.sync.aligned;", END, "product of memory without a fence"),
         ("fence.proxy.async.shared::cta; add.f32 %r41, %r41, %r41;", END, "product of registers without a fence"),
+        ("fence.proxy.async.shared::cta;", END, "first product without a fence"),
         (FENCED, f"add.f32 %r9, %r41, %r41; {END}", "register of a product that has not ended"),
         (FENCED, f"wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; mov.b32 %r41, 0; {END}",
          "register of a product that has not ended"),

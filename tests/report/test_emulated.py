@@ -21,3 +21,22 @@ def test_the_pages_count_cases_errors_and_conflicts():
     assert "2 of 3 cases passed. Triton 3.7.1, today." in page and "2 of 3 cases passed." in brief
     # 3400 instructions of 8 warps on 4 schedulers, and 17 barriers: 7140 cycles at 1.7 GHz
     assert "| BN-LSTM, 64 x 100 | steps | forward_steps | 7 | 8 | 3,400 | 17 | 2 | 4.2 to 19.3 |" in page
+
+
+def test_the_page_counts_damage_and_gives_the_reason_for_what_was_not_noticed():
+    row = {"where": "forward_steps, sm_90", "what": "3: bar.sync 0", "line": "a.py:7", "change": "deleted",
+           "noticed": "Fault: read after write", "reason": ""}  # fmt: skip
+    missed = row | {"change": "later", "noticed": "", "reason": "it has no effect"}
+    source = {"where": "b.py", "what": "x + 1", "line": "b.py:3", "change": "x + 2", "noticed": "error", "reason": ""}
+    made = {"triton": "3.7.1", "date": "today"}
+    damage = {"order": made | {"rows": [row, row, missed]}, "source": made | {"rows": [source]}}
+    page = emulated_page.render({"triton": "3.7.1", "date": "today", "rows": [], "costs": [], "damage": damage})
+    assert "| order | forward_steps, sm_90 | deleted | 2 | 2 |" in page
+    assert "| order | forward_steps, sm_90 | later | 0 | 1 |" in page
+    assert "| source | b.py | changed | 1 | 1 |" in page
+    assert "- `forward_steps, sm_90`, a.py:7, `3: bar.sync 0`, later: it has no effect\n" in page
+    brief = emulated_page.render_brief({"triton": "3.7.1", "date": "today", "rows": [], "costs": [], "damage": damage})
+    assert "- Damage to barriers, fences and waits: 2 of 3 were noticed.\n" in brief
+    assert "- Damage to lines of the kernels' source: 1 of 1 were noticed.\n" in brief
+    only = emulated_page.render_damage({"source": damage["source"]})
+    assert only.endswith("Not noticed:\n\nnothing\n")
