@@ -7,9 +7,10 @@
 
 extern "C" {
 
-// The arguments of a scan. x and u are (T, B, 4H), c, y and dy (T, B, H), states (B, H), statistics (T, 4H) or (T, H); with
-// layer normalization they are (T, B, groups) for the products and (T, B) for the cell. The pointer of an optional argument may be null. The first running[t] of the B sequences run at step t, and the first
-// counted[t] count in its statistics; null means all.
+// The arguments of a scan. x and u are (T, B, 4H), c, y and dy (T, B, H), states (B, H), statistics (T, 4H) or (T, H);
+// with layer normalization they are (T, B, groups) for the products and (T, B) for the cell. The pointer of an optional
+// argument may be null. The first running[t] of the B sequences run at step t, and the first counted[t] count in its
+// statistics; null means all.
 //
 // The caller gives the input product as x. If the input has only one feature, the caller gives its two factors instead,
 // feature (T, B) and weight_ih (4H). This saves memory of the size of x: the product, its statistics and its gradients are
