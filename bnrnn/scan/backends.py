@@ -2,7 +2,7 @@
 
 - `reference` is a readable loop that autograd differentiates, for any device and dtype.
 - `fused` is one autograd function with a backward pass derived by hand, for any device and dtype.
-- `cpu` is `fused` with compiled time steps, for float32 on the CPU. A call of a single step takes torch's operations
+- `cpu` is `fused` with compiled time steps, for float32 on the CPU. A call of a single step may take torch's operations
   instead, as the reference does (dispatch.py says when).
 - `triton` is the same for GPUs.
 

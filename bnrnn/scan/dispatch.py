@@ -13,6 +13,8 @@ from bnrnn.scan.backends import OUTSIDE, engine_of, note, product_dtype, say_tha
 from bnrnn.scan.graphs import Captured
 from bnrnn.scan.trials import Trial
 
+LARGE = 2**20  # parameters of W_hh, of an LSTM with 512 units
+
 
 @dataclass(frozen=True)
 class Engines:
@@ -26,8 +28,7 @@ class Engines:
         compiled, steps: the classes that compute the steps for the engines `cpu` and `fused`.
         triton: given the options of a scan, returns the scan of the engine `triton`, or the name of what that engine
             lacks.
-        single: whether the engine `cpu` computes a single time step with torch's operations, which are those of the
-            reference. Packing the weights for one step takes its kernels as long as the product itself.
+        single: whether the engine `cpu` may compute a single time step with torch's operations, as the reference does.
     """
 
     scan: Callable[..., Any]
@@ -46,7 +47,7 @@ class Engines:
             outside: Any = torch.compiler.disable(self.scan, reason=OUTSIDE)
             return outside(x_proj, *tensors, **options)
         if name == "cpu" and self.single and len(x_proj) == 1 and options.get("noise") is None:
-            name = "reference"
+            name = "reference" if _is_costly_to_pack(tensors[-1]) else name
         if name == "reference":
             return self.reference(x_proj, *tensors, **options)
         if name == "operator":
@@ -62,6 +63,14 @@ class Engines:
                 return run(x_proj, *tensors, **options)
         steps = self.compiled if name == "cpu" else partial(Captured, self.steps)
         return self.fused(steps, x_proj, *tensors, **options)
+
+
+def _is_costly_to_pack(weight: Tensor) -> bool:
+    """Whether packing W_hh (G, H) for the kernels takes as long as a step's product: in training for every call.
+
+    Without gradients, packed weights are kept. They only pay while they fit into a processor's cache.
+    """
+    return torch.is_grad_enabled() or weight.numel() >= LARGE
 
 
 def in_float32(run: Callable[..., Any], x_proj: Tensor, *tensors: Tensor, **options: Any) -> Any:
