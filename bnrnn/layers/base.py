@@ -4,7 +4,7 @@ import math
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError, check_size
@@ -186,6 +186,16 @@ def checked_lengths(lengths: Tensor | list[int], T: int, B: int) -> Int[Tensor, 
     if not integers or found.shape != (B,) or B == 0 or found.min() < 1 or found.max() > T:
         raise BnrnnError(f"{expected}{found.tolist()} ({found.dtype})")
     return found.long()
+
+
+def checked_reset(reset: Any, T: int, B: int) -> Bool[Tensor, "T B"]:
+    """Convert reset to bool. Raise BnrnnError unless it is a tensor (T, B) of bool, or of 0 and 1."""
+    found = f"{tuple(reset.shape)} of {reset.dtype}" if isinstance(reset, Tensor) else type(reset).__name__
+    if not isinstance(reset, Tensor) or reset.shape != (T, B):
+        raise BnrnnError(f"reset must be a tensor of shape {(T, B)}, of bool or of 0 and 1: got {found}")
+    if reset.dtype != torch.bool and values_known() and not ((reset == 0) | (reset == 1)).all():
+        raise BnrnnError(f"reset must be bool, or 0 and 1: got other values in {found}")
+    return reset.bool()
 
 
 def check_values(x: Float[Tensor, "T B I"] | Int[Tensor, "T B"], input_size: int) -> None:

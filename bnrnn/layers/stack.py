@@ -2,23 +2,34 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from bnrnn.errors import BnrnnError, check_number, check_size
 from bnrnn.layers import nn_lstm
-from bnrnn.layers.base import RecurrentLayer, State, check_shape, check_state, check_values, checked_lengths
+from bnrnn.layers.base import (
+    RecurrentLayer,
+    State,
+    check_shape,
+    check_state,
+    check_values,
+    checked_lengths,
+    checked_reset,
+)
+from bnrnn.layers.norm import SequenceBatchNorm
 from bnrnn.layers.steps import FirstStep
 from bnrnn.layers.torch_forms import TorchNames
+from bnrnn.scan.tracing import values_known
 from bnrnn.scan.transfer import to_device
 
 
 class Stack(nn.Module):
-    """A stack of recurrent layers of any kind: `y, state = stack(x, state=None, t_start=None, lengths=None)`.
+    """A stack of recurrent layers: `y, state = stack(x, state=None, t_start=None, lengths=None, reset=None)`.
 
     x is (T, B, I), or (T, B) integer ids, each of which stands for a one-hot vector of size I. y is (T, B, D H), where
     D is the number of directions, 2 if bidirectional. The state is a tuple of (num_layers D, B, H) tensors; None means
@@ -82,6 +93,7 @@ class Stack(nn.Module):
         state: State | None = None,
         t_start: int | None = None,
         lengths: Tensor | list[int] | None = None,
+        reset: Tensor | None = None,
     ) -> tuple[Float[Tensor, "T B O"], State]:
         """Run x through all layers.
 
@@ -92,15 +104,24 @@ class Stack(nn.Module):
             lengths: number of steps of each sequence (B,) without padding, in any order; None means T for all. The
                 values in the padding are ignored, and y is 0 there. The returned state of a sequence is the one after
                 its own last step.
+            reset: (T, B), bool or 0 and 1. Where it is 1, a new episode begins: before this step, the state of this
+                sequence is zero in all layers. Statistics per time step remain those of the steps of the call. The
+                layers run in pieces, which begin where any sequence is reset.
 
-        Raises BnrnnError if the state or lengths do not match x, and for t_start in a bidirectional stack.
+        Raises BnrnnError if the state, lengths or reset do not match x, for t_start or reset in a bidirectional stack,
+        for reset with lengths, and for reset with statistics over the time of the batch.
         """
         check_shape(x, self.input_size, type(self).__name__)
         if t_start and self.bidirectional:
             raise BnrnnError(f"t_start={t_start}: a bidirectional stack needs the whole sequence at once")
         self._check_state(state, x.shape[1])
+        if reset is not None:
+            reset = self._checked_reset(reset, x, lengths)
         first = self.first_step.find(t_start, len(x), state)
-        y, state = self._run_padded(x, state, first, lengths)
+        if reset is None:
+            y, state = self._run_padded(x, state, first, lengths)
+        else:
+            y, state = self._run_with_resets(x, state, first, reset)
         self.first_step.remember(state, first + len(x))
         return y, state
 
@@ -123,6 +144,21 @@ class Stack(nn.Module):
         y, state = self._run(x[: int(lengths[0])].index_select(1, given), state, t_start, lengths)
         y = F.pad(y.index_select(1, back), (0, 0, 0, 0, 0, len(x) - len(y)))
         return y.masked_fill(padding[..., None], 0), tuple(s.index_select(1, back) for s in state)
+
+    def _run_with_resets(
+        self, x: Tensor, state: State | None, t_start: int, reset: Bool[Tensor, "T B"]
+    ) -> tuple[Tensor, State]:
+        """Run all layers piece by piece. Where the values of `reset` are unknown, every step is a piece."""
+        self._check_values(x)
+        inner = (reset[1:].any(1).nonzero()[:, 0] + 1).tolist() if values_known() else range(1, len(x))
+        ys = []
+        for begin, end in pairwise([0, *inner, len(x)]):
+            if state is not None:
+                state = tuple(s.masked_fill(reset[begin][:, None], 0) for s in state)
+            y, state = self._run(x[begin:end], state, t_start + begin, None)
+            ys.append(y)
+        assert state is not None
+        return torch.cat(ys), state
 
     def _run(self, x: Tensor, state: State | None, t_start: int, lengths: Tensor | None) -> tuple[Tensor, State]:
         """Run all layers. lengths must begin with T and never increase. y is undefined in the padding."""
@@ -152,6 +188,15 @@ class Stack(nn.Module):
             ys.append(reverse(y, lengths) if d else y)
             ended.append(last)
         return torch.cat(ys, dim=2) if self.bidirectional else ys[0], ended
+
+    def _checked_reset(self, reset: Any, x: Tensor, lengths: Any) -> Bool[Tensor, "T B"]:
+        if self.bidirectional:
+            raise BnrnnError("reset: a bidirectional stack needs the whole sequence at once, so leave reset out")
+        if lengths is not None:
+            raise BnrnnError("reset and lengths exclude each other: leave out lengths, and ignore y in the padding")
+        if any(isinstance(m, SequenceBatchNorm) and m.over_time and m.uses_batch for m in self.modules()):
+            raise BnrnnError("reset: statistics over time need the whole sequence at once, use those of a time step")
+        return checked_reset(reset, *x.shape[:2]).to(x.device)
 
     def _check_values(self, x: Tensor) -> None:
         if self.checks_finite:

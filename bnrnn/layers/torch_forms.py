@@ -31,6 +31,7 @@ class TorchForms(nn.Module):
         hx: Tensor | State | None = None,
         t_start: int | None = None,
         lengths: Tensor | list[int] | None = None,
+        reset: Tensor | None = None,
     ) -> tuple[Tensor | PackedSequence, Any]:
         """Return the outputs and the last states.
 
@@ -39,19 +40,21 @@ class TorchForms(nn.Module):
             hx: initial state: h of a GRU, or (h, c) of an LSTM, each (num_layers D, B, H), or (num_layers D, H) for a
                 single sequence; None means zeros. The last states have the same form.
             t_start, lengths: for tensors, see Stack.
+            reset: see Stack; (B, T) if batch_first, and (T,) for a single sequence.
 
         Raises BnrnnError for wrong shapes, and in the cases that Stack and its layers list.
         """
         if len(self.state_names) > 1:
-            return self._forward(input, hx, t_start, lengths)  # pyright: ignore[reportArgumentType]
+            return self._forward(input, hx, t_start, lengths, reset)  # pyright: ignore[reportArgumentType]
         if not (hx is None or isinstance(hx, Tensor)):
             raise BnrnnError(f"the state of a {type(self).__name__} is one tensor, got {type(hx).__name__}")
-        y, (h,) = self._forward(input, None if hx is None else (hx,), t_start, lengths)
+        y, (h,) = self._forward(input, None if hx is None else (hx,), t_start, lengths, reset)
         return y, h
 
     def _forward(
-        self, input: Tensor | PackedSequence, hx: State | None, t_start: int | None, lengths: Tensor | list[int] | None
-    ) -> tuple[Tensor | PackedSequence, State]:
+        self, input: Tensor | PackedSequence, hx: State | None, t_start: int | None,
+        lengths: Tensor | list[int] | None, reset: Tensor | None,
+    ) -> tuple[Tensor | PackedSequence, State]:  # fmt: skip
         values = input.data if isinstance(input, PackedSequence) else input
         check_type(values, "input")
         if not values.is_floating_point():
@@ -59,10 +62,10 @@ class TorchForms(nn.Module):
                 f"input must be floating point as torch's, got {values.dtype}: ids go through an nn.Embedding"
             )
         if isinstance(input, PackedSequence):
-            if lengths is not None or t_start:
+            if lengths is not None or t_start or reset is not None:
                 raise BnrnnError(
-                    "lengths and t_start do not apply to a PackedSequence, which has its own lengths and begins at "
-                    "step 0: pass a padded tensor"
+                    "lengths, t_start and reset do not apply to a PackedSequence, which has its own lengths and begins "
+                    "at step 0: pass a padded tensor"
                 )
             return self._forward_packed(input, hx)
         if input.dim() not in (2, 3) or input.shape[-1] != self.input_size:
@@ -75,9 +78,13 @@ class TorchForms(nn.Module):
             if hx is not None:
                 self._check_state(hx)
                 hx = tuple(s[:, None] for s in hx)
-            y, state = super().forward(input[:, None], hx, t_start, lengths)
+            reset = reset[:, None] if isinstance(reset, Tensor) and reset.dim() == 1 else reset
+            y, state = super().forward(input[:, None], hx, t_start, lengths, reset)
             return y[:, 0], tuple(s[:, 0] for s in state)
-        y, state = super().forward(input.transpose(0, 1) if self.batch_first else input, hx, t_start, lengths)
+        if self.batch_first:
+            input = input.transpose(0, 1)
+            reset = reset.t() if isinstance(reset, Tensor) and reset.dim() == 2 else reset
+        y, state = super().forward(input, hx, t_start, lengths, reset)
         return (y.transpose(0, 1) if self.batch_first else y), state
 
     def _forward_packed(self, packed: PackedSequence, hx: State | None) -> tuple[PackedSequence, State]:
