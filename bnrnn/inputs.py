@@ -29,8 +29,13 @@ class Batch(NamedTuple):
     t_start: int = 0
 
     def to(self, device: torch.device) -> "Batch":
+        """The batch on a device. A GPU copies it from pinned memory when its turn comes, and the program goes on."""
+
         def moved(x: Any) -> Any:
-            return x.to(device, non_blocking=True) if isinstance(x, Tensor) else x
+            if not isinstance(x, Tensor):
+                return x
+            pinned = x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
+            return pinned.to(device, non_blocking=True)
 
         plain = isinstance(self.inputs, Tensor)
         inputs = moved(self.inputs) if plain else type(self.inputs)(*(moved(x) for x in self.inputs))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import patch
 
 import jaxtyping
 import torch
@@ -36,6 +37,25 @@ def without_shape_checks() -> Iterator[None]:
         yield
     finally:
         jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@contextmanager
+def cuda_untouched() -> Iterator[None]:
+    """Context manager with one GPU that a program may count, and in which whatever initializes CUDA fails the test.
+
+    CUDA cannot be used in a process that is forked from one that has initialized it.
+    """
+
+    def fail(*_: object) -> None:
+        raise AssertionError("CUDA was initialized in a process whose workers are forks")
+
+    with (
+        patch.object(torch.cuda, "_is_compiled", lambda: True),
+        patch.object(torch.cuda, "_device_count_nvml", lambda: 1),
+        patch.object(torch.cuda, "_lazy_init", fail),
+        patch.object(torch._C, "_cuda_getDeviceCount", fail, create=True),
+    ):
+        yield
 
 
 def forked(function: Callable[..., object], *args: object) -> multiprocessing.Process:

@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from bnrnn.errors import BnrnnError
+from bnrnn.training.device import expected_device
 from scripts import gpu_evidence
 from scripts.gpu_evidence import Options, Step, parse, run, steps
-from tests.helpers import forked
+from tests.helpers import cuda_untouched, forked
 
 HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('begun', flush=True); time.sleep(99)"
 
@@ -52,6 +54,26 @@ def test_all_steps_are_listed_also_after_one_has_failed(tmp_path, monkeypatch):
     gpu_evidence.cli()
     lines = (tmp_path / "new/summary.txt").read_text().splitlines()
     assert [line.partition(",")[0] for line in lines] == ["first: exit status 1", "second: exit status 0"]
+
+
+def test_cuda_is_not_initialized_by_the_program_that_starts_the_others(tmp_path, monkeypatch):
+    """Its steps are programs of their own; that of the campaign has workers, which are forks."""
+    real = steps
+    monkeypatch.setattr(gpu_evidence, "steps", lambda *given: [s for s in real(*given) if seen.append(s.name) is None])
+    monkeypatch.setattr(gpu_evidence, "run", lambda step, folder: f"{step.name}: exit status 0, 1 s")
+    monkeypatch.setattr(sys, "argv", ["gpu_evidence.py", f"out_dir={tmp_path}", "device=cuda", "hours=0.5"])
+    seen = []
+    with cuda_untouched():
+        gpu_evidence.main()
+    assert seen == ["doctor", "bench-tf32", "bench-float32", "campaign", "compress"]
+
+
+@pytest.mark.parametrize("touch", [torch.cuda.is_available, torch.cuda.current_device, torch.cuda.get_device_name])
+def test_what_initializes_cuda_is_noticed(touch):
+    with cuda_untouched():
+        assert expected_device() == "cuda"
+        with pytest.raises(AssertionError, match="whose workers are forks"):
+            touch()
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bnrnn.scan.transfer import to_device
+
 WORD = 2**32 - 1
 SPREAD = 0x9E3779B1  # 2^32 divided by the golden ratio: spreads neighboring counters over all bits
 FIRST, SECOND, THIRD = 0x7FEB352D, 0x846CA68B, 0x9E485565  # odd, so that multiplying loses no bits
@@ -22,13 +24,17 @@ class Noise(NamedTuple):
     Args:
         zoneout_c, zoneout_h: probability that a unit keeps its previous c, and its previous h.
         dropout: probability that the candidate g of a unit is set to 0.
-        key: (), 64 random bits on the CPU. None uses the expected factors instead, as evaluation does.
+        key: (), 64 random bits, drawn on the CPU. None uses the expected factors instead, as evaluation does.
     """
 
     zoneout_c: float
     zoneout_h: float
     dropout: float
     key: Tensor | None = None
+
+    def on(self, device: torch.device) -> "Noise":
+        """The same with its key on a device, where each step reads it: moved once, and without waiting for a GPU."""
+        return self if self.key is None else self._replace(key=to_device(self.key, device))
 
     def factors(self, t: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Three (B, H) tensors of the dtype and device of `like` (B, H), for step t.

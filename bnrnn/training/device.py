@@ -34,6 +34,15 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def expected_device() -> str:
+    """The kind of device that `choose_device` selects for "auto", cuda or cpu, without initializing CUDA.
+
+    CUDA cannot be used in a process that is forked from one that has initialized it, as torch.cuda.is_available() does.
+    Here the driver's management library counts the GPUs.
+    """
+    return "cuda" if torch.cuda.device_count() else "cpu"
+
+
 def hardware(device: torch.device) -> str:
     """The name of the GPU, or of the processor as in `x86_64 (AMD EPYC, AVX512)`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()

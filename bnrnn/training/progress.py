@@ -18,7 +18,7 @@ from bnrnn.system.files import reading
 from bnrnn.system.locks import is_being_trained
 from bnrnn.training.cells import Cell, expand
 from bnrnn.training.checkpoint import CHECKPOINT, compressed
-from bnrnn.training.device import choose_device
+from bnrnn.training.device import expected_device
 from bnrnn.training.log import REMEDY, say_left_out
 from bnrnn.training.results import FILE, Result
 
@@ -122,7 +122,7 @@ def _entry(given: dict[str, Any], out_dir: Path, device: str, where: str) -> Ent
 
 def runs_of(entry: Entry, out_dir: Path) -> list[Progress]:
     """The progress and the time left of each cell of an entry."""
-    known = load_known(out_dir / entry.experiment, choose_device("auto").type)
+    known = load_known(out_dir / entry.experiment, expected_device())
     return [run_of(cell, known, entry.hours / len(entry.cells)) for cell in entry.cells]
 
 

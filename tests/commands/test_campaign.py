@@ -5,11 +5,11 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 import yaml
 
 from bnrnn.commands import campaign, workers
@@ -22,6 +22,7 @@ from bnrnn.training.checkpoint import CHECKPOINT
 from bnrnn.training.loop import Trainer
 from bnrnn.training.progress import FIELDS, load_entries, load_known, total_updates
 from bnrnn.training.results import Result
+from tests.helpers import cuda_untouched
 from tests.test_config import EXPERIMENTS
 from tests.test_train import interrupt_at, without_time
 
@@ -160,13 +161,17 @@ def test_progress_is_known_without_a_length_and_beside_a_damaged_run(tmp_path, c
     assert "left out: " in capsys.readouterr().err
 
 
-def test_the_gpu_is_not_asked_before_the_workers_are_forked(tmp_path, monkeypatch):
-    """CUDA cannot be used in a process that is forked from one that has used it."""
-    options, asked = write(tmp_path, entry("model=lstm")), []
-    options.device = "cuda"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: asked.append(True))
-    monkeypatch.setattr(workers, "run_worker", lambda *_: len(asked))
-    assert run_campaign(options) == 0 and asked, "the table at the end asks"
+def test_cuda_is_not_initialized_in_the_process_that_forks_the_workers(tmp_path, monkeypatch, capsys):
+    options = write(tmp_path, entry("model=lstm"))
+    given = [f"file={options.file}", f"out_dir={options.out_dir}"]
+    monkeypatch.setattr(workers, "run_worker", lambda *_: 0)
+    monkeypatch.setattr(os, "setpriority", lambda *_: None)
+    for arguments in (["hours=1", "jobs=2", "device=cuda"], ["status"], ["compress"]):
+        monkeypatch.setattr(sys, "argv", ["campaign", *arguments, *given])
+        with cuda_untouched(), pytest.raises(SystemExit) if arguments[0] == "hours=1" else nullcontext() as ended:
+            campaign.main()
+        assert ended is None or ended.value.code == 0
+    assert capsys.readouterr().out.count("0 of 1 runs are done") == 2
 
 
 def test_a_killed_worker_is_reported(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from bnrnn.commands import campaign, cluster, sweep
+from bnrnn.commands import campaign, cluster, sweep, workers
 from bnrnn.commands.live import Live, in_words
 from bnrnn.config import ROOT
 from bnrnn.errors import BnrnnError
@@ -20,7 +20,7 @@ from bnrnn.training.log import read_jsonl
 from bnrnn.training.progress import Entry
 from bnrnn.training.results import METRICS, Result, config_record
 from bnrnn.training.states import check_results
-from tests.helpers import forked
+from tests.helpers import cuda_untouched, forked
 
 TINY = ["experiment=quickstart", "model=lstm", "model.hidden_size=8", "budget.eval_every=20", "budget.eval_batches=1",
         "budget.population_batches=1", "log_every=5", "device=cpu"]  # fmt: skip
@@ -73,6 +73,14 @@ def test_a_stopped_sweep_saves_its_runs_and_resumes_them(arguments, capfd, numbe
     last = "0 of 2 finished, 2 left\nthe runs are saved: the same command resumes them\n"
     assert capfd.readouterr().out.endswith(last) == (number != signal.SIGKILL)
     assert all((cell.folder / "checkpoint.pt").exists() for cell in cells)
+
+
+def test_cuda_is_not_initialized_in_the_process_that_forks_the_workers(arguments, monkeypatch, capfd):
+    arguments("seed=0,1", "device=cuda")
+    monkeypatch.setattr(workers, "run_worker", lambda *_: 0)
+    with cuda_untouched(), pytest.raises(SystemExit):
+        sweep.main()
+    assert capfd.readouterr().out.endswith("0 of 2 finished, 2 left\n")
 
 
 def test_a_wrong_option_is_one_message_before_anything_is_trained(arguments):

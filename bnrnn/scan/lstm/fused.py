@@ -37,7 +37,6 @@ from bnrnn.scan.noise import Noise
 from bnrnn.scan.norm.layer import standardize_rows, through_rows
 from bnrnn.scan.norm.reference import standardize
 from bnrnn.scan.steps import FusedSteps, common_fields, detached
-from bnrnn.scan.transfer import to_device
 
 PARAMETERS = ("gamma_ih", "gamma_hh", "bias", "gamma_c", "beta_c")
 
@@ -250,6 +249,6 @@ def prepare(
         weight_ih=None if weight_ih is None else detached(weight_ih),
         ended_count=options.get("ended_count", False) and over == "batch",
         over=over,
-        noise=noise and noise._replace(key=None if noise.key is None else to_device(noise.key, x.device)),
+        noise=noise and noise.on(x.device),
         **common_fields(x, PARAMETERS, Statistics, shapes(T, B, H, over), options),
     )

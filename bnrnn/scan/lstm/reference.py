@@ -96,6 +96,7 @@ def lstm_scan(
     """
     batch_size, sizes, noise = h.shape[0], options.get("batch_sizes"), options.get("noise")
     weight = weight_hh.T.to(options.get("product_dtype") or weight_hh.dtype)
+    noise = noise and noise.on(x_proj.device)
     norm, ys = _Norm(len(x_proj), options), []
     for t, x_t in enumerate(x_proj.unbind(0)):
         n = sizes[t] if sizes else batch_size  # so many sequences run; the others keep their state
