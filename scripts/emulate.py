@@ -4,6 +4,7 @@ python -m scripts.emulate                    every case, into results/bench/emul
 python -m scripts.emulate --costs            renew only the counts of real sizes in that file
 python -m scripts.emulate --damage order     renew only what is noticed of damaged barriers, fences and waits: minutes
 python -m scripts.emulate --damage source    renew only what is noticed of changed lines of the kernels: half an hour
+python -m scripts.emulate --damage reasons   renew only the reasons why some damage was not noticed
 python -m scripts.emulate --few              some cases, which are only printed: a minute
 
 `make tables` renders what was stored.
@@ -24,6 +25,7 @@ from bnrnn.report.emulated_page import FILE
 from bnrnn.system.files import read_record, write_record
 from bnrnn.training.provenance import provenance
 from tests.emulator.cases import Case, Outcome, every, few, of_costs, run
+from tests.emulator.reasons import reason
 
 
 def row(case: Case, outcome: Outcome, seconds: float) -> dict[str, Any]:
@@ -67,8 +69,8 @@ def costs() -> list[dict[str, Any]]:
         programs = max(grid[0] for grid in emulation.grids)
         for kernel, warps in emulation.warps.items():
             executed, traffic = emulation.executed[kernel], emulation.traffic[kernel]
-            found.append({"case": case.title, "launch": case.launch, "kernel": kernel, "programs": programs,
-                          "warps": warps, "instructions": executed // (programs * warps),
+            found.append({"case": case.title, "precision": case.precision, "launch": case.launch, "kernel": kernel,
+                          "programs": programs, "warps": warps, "instructions": executed // (programs * warps),
                           "barriers": emulation.barriers[kernel], "bytes": traffic // programs})  # fmt: skip
             print(*found[-1].values(), sep=" | ", flush=True)
     return found
@@ -88,23 +90,27 @@ def damage(kind: str) -> Iterator[dict[str, str]]:
 
 
 def store_damage(kind: str) -> None:
-    """Renew one kind of damage in the stored result."""
-    made = {**provenance(), "triton": triton.__version__, "rows": list(damage(kind))}
+    """Renew one kind of damage in the stored result, or only the reasons why some was not noticed."""
+    made = {} if kind == "reasons" else {kind: {**provenance(), "triton": triton.__version__, "rows": [*damage(kind)]}}
     stored = read_record(FILE, "make emulate")
-    write_record(FILE, stored | {"damage": stored.get("damage", {}) | {kind: made}})
+    found = stored.get("damage", {}) | made
+    for of in found.values():
+        of["rows"] = [row | {"reason": reason(row)} for row in of["rows"]]
+    write_record(FILE, stored | {"damage": found})
 
 
 def main() -> None:
     parser = ArgumentParser(description="Run the compiled Triton kernels on a CPU")
     parser.add_argument("--few", action="store_true", help="some cases, and store nothing")
     parser.add_argument("--costs", action="store_true", help="only count the instructions of real sizes")
-    parser.add_argument("--damage", choices=("order", "source"), help="only damage barriers, or lines of the source")
+    parser.add_argument("--damage", choices=("order", "source", "reasons"), help="only damage kernels")
     args = parser.parse_args()
     if args.damage:
         store_damage(args.damage)
         return
     if args.costs:
-        write_record(FILE, {**read_record(FILE, "make emulate"), "costs": costs()})
+        counted = costs()
+        write_record(FILE, {**read_record(FILE, "make emulate"), "costs": counted})
         return
     found = rows(few() if args.few else every())
     if not args.few:

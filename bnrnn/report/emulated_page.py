@@ -18,8 +18,9 @@ instructions whose accesses to memory nothing orders, and similar faults.
 """
 
 OF_COSTS = """
-Times are **estimates** for an H100, from instructions and barriers alone. At best, every scheduler issues an
-instruction in each cycle; at worst, each instruction waits for the one before. Launching is not included.
+Times are **estimates** for an H100, from counted instructions, barriers and bytes. At best, every scheduler issues an
+instruction in each cycle, and memory delivers 64 bytes in each cycle to each multiprocessor meanwhile. At worst, each
+instruction waits for the one before, and memory delivers 16 bytes in a cycle afterwards. Launching is not included.
 """
 
 NAMES = {"order": "barriers, fences and waits", "source": "lines of the kernels' source"}
@@ -53,7 +54,7 @@ def render(result: dict[str, Any]) -> str:
     found = f"\n## Conflicts\n\n{''.join(conflicts)}" if conflicts else ""
     parts = [f"# Compiled Triton kernels, emulated\n{INTRODUCTION}",
              f"{markdown(header, rows)}\n{_made(result)}{found}",
-             f"## Counts of one time step on sm_90, in TF32\n{OF_COSTS}", render_costs(result)]  # fmt: skip
+             f"## Counts of one time step on sm_90\n{OF_COSTS}", render_costs(result)]  # fmt: skip
     if result.get("damage"):
         parts += [f"## Damage that was noticed\n{OF_DAMAGE}", render_damage(result["damage"])]
     return "\n".join(parts)
@@ -67,7 +68,8 @@ def render_damage(damage: dict[str, dict[str, Any]]) -> str:
             change = row["change"] if kind == "order" else "changed"
             counts.setdefault((kind, row["where"], change), []).append(bool(row["noticed"]))
             if not row["noticed"]:
-                missed.append(f"- `{row['where']}`, {row['line']}, `{row['what']}`, {change}: {row['reason']}\n")
+                what = " ".join(row["what"].split())
+                missed.append(f"- `{row['where']}`, {row['line']}, `{what}`, {change}: {row['reason']}\n")
     header = ["kind", "where", "change", "noticed", "of"]
     rows = [[*key, str(sum(found)), str(len(found))] for key, found in counts.items()]
     made = "; ".join(f"{kind}: Triton {of['triton']}, {of['date']}" for kind, of in damage.items())
@@ -98,26 +100,35 @@ def _noticed(rows: list[dict[str, Any]]) -> str:
 
 def render_costs(result: dict[str, Any]) -> str:
     """Counts of a step of real sizes, and a time that is estimated from them."""
-    header = ["case", "launch", "kernel", "programs", "warps", "instructions of a warp", "barriers", "KiB of a program",
-              "estimated us"]  # fmt: skip
+    header = ["case", "precision", "launch", "kernel", "programs", "warps", "instructions of a warp", "barriers",
+              "KiB of a program", "estimated us"]  # fmt: skip
     rows = []
     for cost in result["costs"]:
         low, high = estimate(cost)
-        rows.append([cost["case"], cost["launch"], cost["kernel"], str(cost["programs"]), str(cost["warps"]),
-                     f"{cost['instructions']:,}", str(cost["barriers"]), f"{cost['bytes'] / 1024:.0f}",
-                     f"{low:.1f} to {high:.1f}"])  # fmt: skip
+        rows.append([cost["case"], cost["precision"], cost["launch"], cost["kernel"], str(cost["programs"]),
+                     str(cost["warps"]), f"{cost['instructions']:,}", str(cost["barriers"]),
+                     f"{cost['bytes'] / 1024:.0f}", f"{low:.1f} to {high:.1f}"])  # fmt: skip
     return markdown(header, rows)
+
+
+def render_times(result: dict[str, Any]) -> str:
+    """The estimated time of a step of each kernel, for a document."""
+    rows = []
+    for cost in result["costs"]:
+        low, high = estimate(cost)
+        rows.append([*(cost[key] for key in ("case", "precision", "launch", "kernel")), f"{low:.1f} to {high:.1f}"])
+    return markdown(["case", "precision", "launch", "kernel", "estimated us"], rows)
 
 
 def estimate(cost: dict[str, Any]) -> tuple[float, float]:
     """Microseconds of a step at best and at worst.
 
-    At best each of the four schedulers of a multiprocessor issues an instruction in every cycle, and a barrier takes 20
-    cycles. At worst each instruction waits 8 cycles for the one before, a barrier takes 40 cycles, and loads from
-    global memory take 5,000 cycles together.
+    At best each of the four schedulers of a multiprocessor issues an instruction in every cycle, a barrier takes 20
+    cycles, and 64 bytes of memory arrive in every cycle meanwhile. At worst each instruction waits 8 cycles for the one
+    before, a barrier takes 40 cycles, and then 16 bytes arrive in a cycle, and 5,000 cycles are waited for memory.
     """
-    low = cost["instructions"] * max(1, cost["warps"] / 4) + 20 * cost["barriers"]
-    high = 8 * cost["instructions"] * max(1, cost["warps"] / 32) + 40 * cost["barriers"] + 5000
+    low = max(cost["instructions"] * max(1, cost["warps"] / 4) + 20 * cost["barriers"], cost["bytes"] / 64)
+    high = 8 * cost["instructions"] * max(1, cost["warps"] / 32) + 40 * cost["barriers"] + 5000 + cost["bytes"] / 16
     return low / (1000 * CLOCK), high / (1000 * CLOCK)
 
 

@@ -147,6 +147,8 @@ def block(key: str, evidence: Evidence, claims: list[JudgedClaim]) -> str:
         return analysis.table(evidence.numbers(key))
     if key == "bench/emulated":
         return render_file(evidence.folder / f"{key}.json", emulated_page.render_brief)
+    if key == "bench/emulated/times":
+        return render_file(evidence.folder / "bench/emulated.json", emulated_page.render_times)
     return render_file(evidence.folder / f"{key}.json", render_padded if key.endswith("padded") else render_brief)
 
 

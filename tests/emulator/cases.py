@@ -256,12 +256,12 @@ def every() -> list[Case]:
 
 def of_costs() -> list[Case]:
     """One step of the sizes for which a time is estimated."""
-    sizes = {"BN-LSTM, 64 x 100 (sequential MNIST)": (64, 100), "BN-LSTM, 40 x 240 (attentive reader)": (40, 240)}
-    return [
-        Case(title, _lstm(1, *size), 90, "tf32", division)
-        for title, size in sizes.items()
-        for division in (STEPS, SEQUENCE)
-    ]
+    sizes = {
+        "BN-LSTM, 64 x 100 (sequential MNIST)": _lstm(1, 64, 100),
+        "BN-LSTM, 40 x 240 (attentive reader)": _lstm(1, 40, 240),
+    }
+    cases = [Case(title, make, 90, "tf32", way) for title, make in sizes.items() for way in (STEPS, SEQUENCE)]
+    return [*cases, Case("LSTM, 16 x 768 (measured with cuDNN)", _lstm(1, 16, 768, NONE), 90, "bfloat16", STEPS)]
 
 
 def of_mutations(file: str) -> list[Case]:

@@ -96,6 +96,7 @@ class Emulation:
         self.barriers[kernel.name] += launch.barriers
         self.traffic[kernel.name] += launch.traffic
         self.warps[kernel.name] = kernel.num_threads // 32
+        arrays.memories.clear()  # gigabytes, which cycles of references would keep
 
     def _schedule(self, grid: tuple[int, int, int]) -> machine.Schedule:
         """A different order in each launch."""

@@ -28,19 +28,6 @@ from tests.emulator.source_mutations import MUTATIONS
 ROOT = Path(__file__).parents[2]
 
 
-# Why damage is not noticed, by kernel and number of the instruction, with Triton 3.7.1.
-REASONS = {
-    ("backward_steps, sm_90", 1): "it stands between copies into two different buffers, and no other access to the "
-    "second one lies between the barriers before and after it",
-    ("backward_steps, sm_90", 6): "it waits until at most one group of products is open, and only one has begun",
-    ("backward_steps, sm_90", 7): "it stands before a copy into a third buffer, and no other access to it lies between "
-    "the barriers before and after it",
-    ("backward_steps, sm_90", 11): "only products have used the sums since the fence before the first product",
-    ("backward_steps, sm_90", 28): "values are brought back to the layout that they had: each thread overwrites only "
-    "words that it has read itself",
-}
-
-
 def noticed(case, edit=None) -> str:
     """How damage was noticed; "" if it was not."""
     from tests.emulator.cases import run
@@ -74,9 +61,8 @@ def of_order(architecture: int, every: int) -> Iterator[dict[str, str]]:
                 how = noticed(case, lambda given, by=damage.kernel: by if given.name == by.name else given)
                 instruction = damage.instruction
                 what = f"{damage.number}: {instruction.opcode} {', '.join(instruction.operands)}"
-                where = f"{kernel.name}, sm_{architecture}"
-                yield {"where": where, "what": what.strip(), "line": instruction.line, "change": damage.change,
-                       "noticed": how, "reason": "" if how else REASONS.get((where, damage.number), "")}  # fmt: skip
+                yield {"where": f"{kernel.name}, sm_{architecture}", "what": what.strip(), "line": instruction.line,
+                       "change": damage.change, "noticed": how}  # fmt: skip
 
 
 def of_source() -> Iterator[dict[str, str]]:
@@ -95,7 +81,7 @@ def of_source() -> Iterator[dict[str, str]]:
                 how = pool.apply(_in_copy, (folder, mutation.file))
             line = original[: original.index(mutation.old)].count("\n") + 1
             yield {"where": mutation.file, "what": mutation.old, "line": f"{path.name}:{line}",
-                   "change": mutation.new, "noticed": how, "reason": "" if how else mutation.reason}  # fmt: skip
+                   "change": mutation.new, "noticed": how}  # fmt: skip
             path.write_text(original)
 
 

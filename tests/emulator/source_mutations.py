@@ -4,12 +4,11 @@ from typing import NamedTuple
 
 
 class Mutation(NamedTuple):
-    """A change: the file, the text (which occurs once), what replaces it, and why that is not noticed, if it is not."""
+    """A change: the file, the text (which occurs once), and what replaces it."""
 
     file: str
     old: str
     new: str
-    reason: str = ""
 
 
 BLOCKS, LSTM, RHN = "triton_shared/blocks.py", "lstm/triton_kernels.py", "rhn/triton_kernels.py"

@@ -9,8 +9,8 @@ ROW = {"case": "BN-LSTM padded, 6 x 9", "architecture": 80, "precision": "float3
 def test_the_pages_count_cases_errors_and_conflicts():
     bad = ROW | {"precision": "tf32", "error": 0.5, "tolerance": 1e-2, "conflicts": ["one", "two"]}
     other = ROW | {"case": "BN-RHN, 6 x 9", "architecture": 90, "error": 2e-6}
-    cost = {"case": "BN-LSTM, 64 x 100", "launch": "steps", "kernel": "forward_steps", "programs": 7, "warps": 8,
-            "instructions": 3400, "barriers": 17, "bytes": 2048}  # fmt: skip
+    cost = {"case": "BN-LSTM, 64 x 100", "precision": "tf32", "launch": "steps", "kernel": "forward_steps",
+            "programs": 7, "warps": 8, "instructions": 3400, "barriers": 17, "bytes": 2048}  # fmt: skip
     result = {"triton": "3.7.1", "date": "today", "rows": [ROW, bad, other], "costs": [cost]}
     page, brief = emulated_page.render(result), emulated_page.render_brief(result)
     assert "| BN-LSTM padded, 6 x 9 | sm_80 | float32 | steps | 2 | 12,345 | 1.2e-06 | 1.0e-05 | 0 |" in page
@@ -20,11 +20,19 @@ def test_the_pages_count_cases_errors_and_conflicts():
     assert "| BN-RHN | sm_90 | 1 | 12,345 | 2.0e-06 | – | – | 0 |" in brief
     assert "2 of 3 cases passed. Triton 3.7.1, today." in page and "2 of 3 cases passed." in brief
     # 3400 instructions of 8 warps on 4 schedulers, and 17 barriers: 7140 cycles at 1.7 GHz
-    assert "| BN-LSTM, 64 x 100 | steps | forward_steps | 7 | 8 | 3,400 | 17 | 2 | 4.2 to 19.3 |" in page
+    assert "| BN-LSTM, 64 x 100 | tf32 | steps | forward_steps | 7 | 8 | 3,400 | 17 | 2 | 4.2 to 19.4 |" in page
+    times = emulated_page.render_times(result)
+    assert "| BN-LSTM, 64 x 100 | tf32 | steps | forward_steps | 4.2 to 19.4 |" in times
+
+
+def test_an_estimated_time_is_at_least_that_of_the_bytes():
+    cost = {"instructions": 100, "warps": 4, "barriers": 0, "bytes": 64 * 1700 * 10}
+    low, high = emulated_page.estimate(cost)
+    assert low == 10 and high == (800 + 5000 + 4 * 17000) / 1700
 
 
 def test_the_page_counts_damage_and_gives_the_reason_for_what_was_not_noticed():
-    row = {"where": "forward_steps, sm_90", "what": "3: bar.sync 0", "line": "a.py:7", "change": "deleted",
+    row = {"where": "forward_steps, sm_90", "what": "3:  bar.sync 0", "line": "a.py:7", "change": "deleted",
            "noticed": "Fault: read after write", "reason": ""}  # fmt: skip
     missed = row | {"change": "later", "noticed": "", "reason": "it has no effect"}
     source = {"where": "b.py", "what": "x + 1", "line": "b.py:3", "change": "x + 2", "noticed": "error", "reason": ""}
