@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     t_start: int = 0
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on a device. A GPU copies it from pinned memory when its turn comes, and the program goes on."""
+        """The batch on a device. Copies to a GPU are asynchronous, from pinned memory."""
 
         def moved(x: Any) -> Any:
             if not isinstance(x, Tensor):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from bnrnn.bench.gru import step
 from bnrnn.bench.layers import SHAPES, draw
 from bnrnn.bench.timing import LAYER_NORM, Case, Plan
 from bnrnn.layers.ln_lstm import LNLSTM
@@ -46,12 +47,6 @@ class LayerNormLoop(nn.Module):
             c = normalized if self.over_sum else c
             ys.append(h)
         return torch.stack(ys), (h, c)
-
-
-def step(model: nn.Module, x: Tensor, dy: Tensor) -> None:
-    """One forward and backward pass, which is timed. One of the loops does not use all parameters of the layer."""
-    wanted = [*model.parameters(), *([x] if x.requires_grad else [])]
-    torch.autograd.grad(model(x)[0], wanted, dy, allow_unused=True)
 
 
 def layer_norm_cases(device: torch.device, plan: Plan) -> Iterator[Case]:

@@ -113,13 +113,14 @@ def test_population_statistics(make, lengths, monkeypatch):
     monkeypatch.setattr(SequenceBatchNorm, "_is_missing", lambda *_: False)  # waits once after each change
     with nothing_waits(), torch.no_grad():
         with collecting_statistics(model, norms):
-            run(model, lengths)
+            ys = [run(model, lengths)]
         model.eval()
-        run(model, lengths)
+        ys.append(run(model, lengths))
         if not getattr(model, "bidirectional", False):
-            run(model, lengths, t_start=T - 1)  # the last steps have the last statistics
+            ys.append(run(model, lengths, t_start=T - 1))  # the last steps have the last statistics
         with batch_statistics(model):
-            run(model, lengths)
+            ys.append(run(model, lengths))
+    assert all(y.device == META and y.shape[:2] == (T, B) for y in ys)
 
 
 def test_ids():
