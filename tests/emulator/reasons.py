@@ -14,6 +14,10 @@ ORDER = {
     ("backward_steps, sm_90", "11"): "only products have used the sums since the fence before the first product",
     ("backward_steps, sm_90", "28"): "values are brought back to the layout that they had: each thread overwrites only "
     "words that it has read itself",
+    (
+        "backward_steps, sm_90",
+        "61",
+    ): "other programs read only the gradients of the recurrent product, which were stored before an earlier barrier",
 }
 # By file and old text.
 SOURCE = {
