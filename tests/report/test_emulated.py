@@ -1,6 +1,7 @@
 """The page of what the Triton kernels gave in the emulator."""
 
 from bnrnn.report import emulated_page
+from bnrnn.system.files import read_record
 
 ROW = {"case": "BN-LSTM padded, 6 x 9", "architecture": 80, "precision": "float32", "launch": "steps", "programs": 2,
        "instructions": 12345, "error": 1.2e-6, "tolerance": 1e-5, "conflicts": []}  # fmt: skip
@@ -48,3 +49,11 @@ def test_the_page_counts_damage_and_gives_the_reason_for_what_was_not_noticed():
     assert "- Damage to lines of the kernels' source: 1 of 1 were noticed.\n" in brief
     only = emulated_page.render_damage({"source": damage["source"]})
     assert only.endswith("Not noticed:\n\nnothing\n")
+
+
+def test_of_the_stored_damage_to_the_order_95_percent_were_noticed_and_all_of_the_rest_is_explained():
+    damage = read_record(emulated_page.FILE, "make emulate")["damage"]
+    missed = {kind: [row for row in of["rows"] if not row["noticed"]] for kind, of in damage.items()}
+    assert len(damage["order"]["rows"]) > 300 and len(damage["source"]["rows"]) > 40
+    assert len(missed["order"]) <= 0.05 * len(damage["order"]["rows"])
+    assert all(row["reason"] for rows in missed.values() for row in rows)

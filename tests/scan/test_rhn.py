@@ -18,7 +18,7 @@ GIVEN = [dict(zip(OF_RHN, flags, strict=True)) for flags in itertools.product([T
 GIVEN = [given for given in GIVEN if given["gamma_s"] or not given["beta_s"]]
 needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
 ENGINES = ["fused", pytest.param("cpu", marks=needs_compiler)]
-SIZES = [[6, 5, 5, 3, 2], [6, 6, 6, 6, 6], [5, 4, 3, 3, 3]]
+SIZES = [[6, 5, 5, 4, 3], [6, 6, 6, 6, 6], [5, 4, 3, 3, 3]]  # at least 3: of two values, gradients are mostly rounding
 
 
 @pytest.mark.parametrize("engine", ENGINES)
