@@ -18,7 +18,7 @@ GIVEN = [dict(zip(OF_RHN, flags, strict=True)) for flags in itertools.product([T
 GIVEN = [given for given in GIVEN if given["gamma_s"] or not given["beta_s"]]
 needs_compiler = pytest.mark.skipif(build.compiler() is None, reason="needs a C++ compiler")
 ENGINES = ["fused", pytest.param("cpu", marks=needs_compiler)]
-SIZES = [[6, 5, 5, 4, 3], [6, 6, 6, 6, 6], [5, 4, 3, 3, 3]]  # at least 3: of two values, gradients are mostly rounding
+SIZES = [[6, 5, 5, 3, 2], [6, 6, 6, 6, 6], [5, 4, 3, 3, 3]]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -61,7 +61,8 @@ def test_several_threads_give_the_same():
 @pytest.mark.parametrize("population", [False, True])
 @pytest.mark.parametrize("H", [7, 21])
 def test_engines_agree_on_padded_batches(engine, given, sizes, population, H):
-    assert_agrees(engine, rhn_problem(H=H, given=given, population=population, batch_sizes=sizes))
+    """With a small eps, the gradients of two normalized values would be mostly rounding."""
+    assert_agrees(engine, rhn_problem(H=H, given=given, population=population, batch_sizes=sizes, eps=0.1))
 
 
 def test_gradients_of_the_reference_are_right():
