@@ -73,6 +73,7 @@ void forward_block(const Step& at, Units<TAIL> units, int j, float* product, int
     slope[k] = of_x.slope;
     bias[k] += of_x.shift;
   }
+  float* const u = at.u ? at.u + 4 * (int64_t)s.B * j : nullptr;
   for (int b = 0; b < at.m; ++b) {
     const int64_t r = b * row + j, cell = b * H + j;
     at.prefetch<true>(b, j);
@@ -80,7 +81,7 @@ void forward_block(const Step& at, Units<TAIL> units, int j, float* product, int
     for (int k = 0; k < 4; ++k) {  // eq. 6
       Wide v = units.load(product + b * width + k * gap), in;
       if (s.gamma_hh) v = (v - mean[k]) * rstd[k];
-      if (at.u) units.store(at.u + r + k * H, v);
+      if (u) units.store(u + (b * 4 + k) * units.count, v);
       if (at.feature) {
         in = at.feature[b] * slope[k];
       } else {
@@ -152,6 +153,7 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
   const Wide g_c = units.load_or(s.gamma_c, j, 1.0f), shift = units.load_or(s.beta_c, j, 0.0f);
   const Wide m_c = s.gamma_c ? units.load(s.mean_c + t1 + j) : Wide{};
   const Wide r_c = s.gamma_c ? rsqrt(units.load(s.var_c + t1 + j) + s.eps) : Wide{} + 1.0f;
+  const float* const kept_u = at.u + 4 * (int64_t)s.B * j;
   Wide sum_dz{}, sum_dzc{};
   for (int b = 0; b < at.n; ++b) {  // through eq. 8
     const int64_t r = b * row + j, cell = b * H + j;
@@ -159,7 +161,7 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
     Wide a[4];
     for (int k = 0; k < 4; ++k) {
       const Wide in = at.feature ? at.feature[b] * slope[k] : gamma_x[k] * units.load(at.x + r + k * H);
-      a[k] = gamma[k] * units.load(at.u + r + k * H) + in + bias[k];
+      a[k] = gamma[k] * units.load(kept_u + (b * 4 + k) * units.count) + in + bias[k];
     }
     float* p = scratch + b * wide;
     Wide c, grad = units.load(s.dh + cell) + units.load(dy + cell);
@@ -207,7 +209,7 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
     units.store(s.dc + cell, NOISE ? d * f + through : d * f);
     for (int k = 0; k < 4; ++k) {
       sum_a[k] += grads[k];
-      if (s.gamma_hh) sum_au[k] += grads[k] * units.load(at.u + r + k * H);
+      if (s.gamma_hh) sum_au[k] += grads[k] * units.load(kept_u + (b * 4 + k) * units.count);
       if (at.feature)
         sum_ax[k] += grads[k] * at.feature[b];
       else if (s.gamma_ih)
@@ -228,7 +230,7 @@ void backward_block(const Step& at, Units<TAIL> units, int j, float* du, float* 
     const Wide mean = sum_a[k] * inverse, mean_u = sum_au[k] * inverse, mean_x = sum_ax[k] * inverse;
     const Wide scale = s.gamma_hh ? gamma[k] * rsqrt(units.load(s.var_hh + t4 + column) + s.eps) : Wide{};
     for (int b = 0; b < at.m; ++b) {
-      const Wide da = load(scratch + (int64_t)b * wide + k * LANES), u = units.load(at.u + b * row + column);
+      const Wide da = load(scratch + (int64_t)b * wide + k * LANES), u = units.load(kept_u + (b * 4 + k) * units.count);
       units.store(du + b * row + column, s.gamma_hh ? scale * (da - mean - u * mean_u) : da);
     }
     for (int64_t b = at.m; b < s.B; ++b) units.store(du + b * row + column, Wide{});
@@ -278,13 +280,24 @@ void backward_steps(const Lstm& s, Back back) {
       const Step at(s, t, false, room);
       float* du_t = du.get() + (chunk - ++in_chunk) * size * 4;
       back(at, du_t);
+      // The part of dh that a thread computes, of M sequences from m on. A large W_hh is divided among the threads, so that
+      // each reads only some of it. Otherwise the sequences are, in whole slabs: sums do not depend on their number.
+      const auto add_product = [&](int part, int m, int M, bool add) {
+        int n = 0, end = H, from = m, to = m + M;
+        if (weight.far) {
+          n = begin_of(part, s.threads, num_strips) * STRIP;
+          end = std::min(H, begin_of(part + 1, s.threads, num_strips) * STRIP);
+        } else {
+          const int slabs = std::max(1, num_slabs(M));
+          from = m + begin_of(begin_of(part, s.threads, slabs), slabs, M);
+          to = m + begin_of(begin_of(part + 1, s.threads, slabs), slabs, M);
+        }
+        weight.times_all<false>(n, end, to - from, du_t + from * (int64_t)G, G, s.dh + from * (int64_t)H + n, H, add);
+      };
 #pragma omp for schedule(static)
       for (int part = 0; part < s.threads; ++part) {
-        const int n = begin_of(part, s.threads, num_strips) * STRIP;
-        const int end = std::min(H, begin_of(part + 1, s.threads, num_strips) * STRIP);
-        weight.times_all<false>(n, end, at.n, du_t, G, s.dh + n, H, s.noisy);
-        if (at.m > at.n)
-          weight.times_all<false>(n, end, at.m - at.n, du_t + at.n * at.row, G, s.dh + (int64_t)at.n * H + n, H, true);
+        add_product(part, 0, at.n, s.noisy);
+        if (at.m > at.n) add_product(part, at.n, at.m - at.n, true);
       }
       if (in_chunk == chunk || t <= 1) {  // step 0 is a chunk of its own, because h_0 is stored separately
         product(H, G, (int)in_chunk * s.B, at.h_prev, 1, H, {du_t, G, false}, s.dweight_hh, true, shared.get(), s.threads);

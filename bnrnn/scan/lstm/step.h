@@ -7,10 +7,10 @@
 
 extern "C" {
 
-// The arguments of a scan. x and u are (T, B, 4H), c, y and dy (T, B, H), states (B, H), statistics (T, 4H) or (T, H);
-// with layer normalization they are (T, B, groups) for the products and (T, B) for the cell. The pointer of an optional
-// argument may be null. The first running[t] of the B sequences run at step t, and the first counted[t] count in its
-// statistics; null means all.
+// The arguments of a scan. x is (T, B, 4H), c, y and dy (T, B, H), states (B, H), statistics (T, 4H) or (T, H); with layer
+// normalization they are (T, B, groups) for the products and (T, B) for the cell. The pointer of an optional argument may
+// be null. The first running[t] of the B sequences run at step t, and the first counted[t] count in its statistics; null
+// means all.
 //
 // The caller gives the input product as x. If the input has only one feature, the caller gives its two factors instead,
 // feature (T, B) and weight_ih (4H). This saves memory of the size of x: the product, its statistics and its gradients are
@@ -27,7 +27,9 @@ struct Lstm {
   const float *feature, *weight_ih;
   float* packed;  // W_hh^T as bnrnn_lstm_pack packs it
   float *x;       // W_ih x; the forward pass normalizes it, the backward pass overwrites it with its gradient
-  float *u;       // output: normalized h W_hh^T; null if there will be no backward pass
+  // Output: the normalized h W_hh^T; null if there will be no backward pass. It is (T, B, 4H) with layer normalization;
+  // otherwise, each step has its blocks of units one after the other, each (B, 4, units), which the block reads in order.
+  float *u;
   float *c, *y;
   const float* dy;
   float *dh, *dc;  // gradients of the last state; the backward pass overwrites them with those of the initial state
@@ -88,7 +90,7 @@ struct Step {
     if (!next) return;
     const int64_t cell = b * s.H + j + next;
     for (int64_t k = 0, r = b * row + j + 4 * next; k < 4; ++k, r += s.H) {
-      if (u) __builtin_prefetch(u + r, FORWARD, 2);
+      if (u && s.groups) __builtin_prefetch(u + r, FORWARD, 2);  // without layer normalization, u is read in order
       if (x) __builtin_prefetch(x + r, 1, 2);
     }
     __builtin_prefetch((FORWARD ? c : c_prev) + cell, FORWARD, 2);
