@@ -29,12 +29,12 @@ def first_line(error: Exception) -> str:
 def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
     """The error if a user can correct it, or None if it is a bug.
 
-    A user can correct a BnrnnError, the types in `also`, errors of the system that name a file, and a lack of memory.
-    If hydra's instantiate has wrapped such an error, that error is returned.
+    A user can correct a BnrnnError, the types in `also`, errors of the system that name a file, a package that is not
+    installed, and a lack of memory. If hydra's instantiate has wrapped such an error, that error is returned.
     """
     if isinstance(error, BnrnnError):
         return error
-    cause = error.__cause__ if isinstance(error.__cause__, (BnrnnError, OSError)) else error
+    cause = error.__cause__ if isinstance(error.__cause__, (BnrnnError, OSError, ModuleNotFoundError)) else error
     if isinstance(cause, (BnrnnError, *also)):
         return cause
     if isinstance(cause, OSError) and cause.filename is not None:
@@ -42,6 +42,9 @@ def mendable(error: Exception, *also: type[Exception]) -> Exception | None:
             "use shorter names" if cause.errno == errno.ENAMETOOLONG else "choose another path, or correct this one"
         )
         return BnrnnError(f"{cause.filename} cannot be used ({cause.strerror}): {remedy}")
+    if isinstance(cause, ModuleNotFoundError) and cause.name and cause.name.split(".")[0] != "bnrnn":
+        need = "pip install 'bnrnn[train]' brings what training needs"
+        return MissingData(f"the package {cause.name} is not installed: {need}")
     if lacks_memory(error):
         return BnrnnError(
             f"not enough memory ({first_line(error)}): use a smaller batch_size or population_batch_size, or another "

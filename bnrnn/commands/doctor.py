@@ -90,8 +90,7 @@ def datasets(data_dir: str) -> Iterator[Finding]:
         except Exception as error:
             cause = mendable(error) or error
             text = " ".join(str(cause).split())
-            lacks = isinstance(cause, MissingData) or isinstance(error.__cause__, ImportError)  # data, or a package
-            yield (MISSING if lacks else WRONG), f"data={path.stem}: {text}"
+            yield (MISSING if isinstance(cause, MissingData) else WRONG), f"data={path.stem}: {text}"
 
 
 def programs() -> Iterator[Finding]:

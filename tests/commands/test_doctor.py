@@ -77,7 +77,7 @@ def test_data_are_read_and_what_is_damaged_is_wrong(tmp_path):
 
 def test_a_package_that_is_not_installed_is_missing_not_wrong(tmp_path, monkeypatch):
     def refuse(*args, **options):
-        raise RuntimeError("in hydra's words") from ModuleNotFoundError("No module named 'datasets'")
+        raise RuntimeError("in hydra's words") from ModuleNotFoundError("No module named 'datasets'", name="datasets")
 
     monkeypatch.setattr(doctor, "instantiate", refuse)
     assert {state for state, _ in doctor.datasets(str(tmp_path))} == {MISSING}

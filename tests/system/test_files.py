@@ -164,6 +164,10 @@ def test_errors_of_the_system_and_a_lack_of_memory_can_be_mended_by_the_user():
     error = BnrnnError("a is damaged")
     error.__cause__ = OSError("it is a folder")
     assert mendable(error) is error
+    wrapped = RuntimeError("Error in call to target")
+    wrapped.__cause__ = ModuleNotFoundError("No module named 'pandas'", name="pandas")
+    assert "the package pandas is not installed" in str(mendable(wrapped))
+    assert mendable(ModuleNotFoundError("No module named 'bnrnn.data.x'", name="bnrnn.data.x")) is None
     assert mendable(RuntimeError("a bug")) is None and mendable(OSError("without a file")) is None
 
 
