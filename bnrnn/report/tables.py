@@ -197,7 +197,7 @@ def render_windows(table: Table, curve: Curve, runs: list[Run]) -> str:
                     difference = f"{mean(ours) - mean(published):+.3f}"
                     rows.append([f"`{row}`", f"`{col}`", window, theirs, shown, difference])
     if not rows:
-        return "No run has passed one of the windows of updates in which curves are compared.\n"
+        return "No run of a row that the paper shows has passed one of the windows in which curves are compared.\n"
     text = markdown([table.row_title, table.cols, "updates", "paper", "ours", "difference"], rows)
     return with_footnote(f"{WINDOWS}\n{text}")
 
