@@ -141,7 +141,7 @@ def test_float64_keeps_its_precision_under_autocast():
 
 
 @needs_compiler
-@pytest.mark.parametrize("H, batch_sizes", [(150, [6, 6, 4, 3]), (40, [17, 17, 9, 4])])
+@pytest.mark.parametrize(("H", "batch_sizes"), [(150, [6, 6, 4, 3]), (40, [17, 17, 9, 4])])
 def test_two_threads_give_what_one_gives(H, batch_sizes):
     """In the backward pass they divide a large W_hh, or else the sequences."""
     scan.set_backend("cpu")
