@@ -66,7 +66,7 @@ def draw_runs(
                     markeredgecolor="white", clip_on=False, zorder=3,
                     transform=ax.transData if curve else ax.get_xaxis_transform())  # fmt: skip
     if not curves:
-        if runs:  # all runs diverged before their first evaluation
+        if any(run.result.status == "diverged" for run in runs):  # before their first evaluation
             ax.plot([], [], "X", color=look.color, label=name)
         return 0.0
     if len(curves) > 1:

@@ -345,6 +345,11 @@ def test_a_run_that_diverged_before_its_first_evaluation_is_in_the_legend():
     assert crosses[2].get_transform() == ax.transData != crosses[0].get_transform()
 
 
+def test_a_run_that_did_not_measure_what_is_drawn_is_not_in_the_legend():
+    ax = panel([a_run("lstm", {10: 2.0, 20: 1.0}), a_run("bn_lstm", {10: 0.5}, "train/loss")], "lstm", "bn_lstm")
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["LSTM (n=1)"]
+
+
 def test_a_panel_shows_the_interval_of_three_seeds_the_level_of_guessing_and_no_exaggerated_difference():
     def shown(seeds: int, updates: int) -> plots.Axes:
         values = [dict.fromkeys(range(updates), 0.12 + seed / 100) for seed in range(seeds)]

@@ -281,7 +281,7 @@ void backward_steps(const Lstm& s, Back back) {
       float* du_t = du.get() + (chunk - ++in_chunk) * size * 4;
       back(at, du_t);
       // The part of dh that a thread computes, of M sequences from m on. A large W_hh is divided among the threads, so that
-      // each reads only some of it. Otherwise the sequences are, in whole slabs: sums do not depend on their number.
+      // each reads only some of it. Otherwise the sequences are, in whole slabs: sums do not depend on the number of threads.
       const auto add_product = [&](int part, int m, int M, bool add) {
         int n = 0, end = H, from = m, to = m + M;
         if (weight.far) {
