@@ -64,16 +64,21 @@ def work(cells: list[Cell], since: float, failed: set[Path]) -> None:
             return False
 
     unreadable: set[Path] = set()
-    with stopping_at_once():
+    with stopping_at_once() as received:
         while (cell := next(filter(is_open, cells), None)) is not None:
             try:
                 clear_failure(cell.folder)
-                train(cell.cfg, cell.folder, cell.overrides, f"{cell.title}:")
+                cfg = cell.cfg
+                if received:  # python prints and ignores exceptions in the clean-up of a library's generators
+                    raise received[0]
+                train(cfg, cell.folder, cell.overrides, f"{cell.title}:")
             except NoLocks:
                 raise
             except Locked:
                 continue  # another worker has started this cell
             except Exception as error:
+                if received:  # an error while a library cleaned up after Interrupted, which it replaced
+                    raise received[0] from error
                 if is_broken(error):
                     with suppress(BnrnnError):
                         write_log(cell.folder, f"the GPU can no longer be used in this process: {first_line(error)}")
@@ -104,19 +109,21 @@ def _report(cell: Cell, error: Exception) -> None:
 
 
 @contextmanager
-def stopping_at_once() -> Iterator[None]:
-    """Context manager in which SIGTERM and SIGINT raise Interrupted at once.
+def stopping_at_once() -> Iterator[list[Interrupted]]:
+    """Context manager in which SIGTERM and SIGINT raise Interrupted at once. Yields what was raised, in a list.
 
     Training replaces these signal handlers, because it first saves a checkpoint (bnrnn.training.stop).
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        raise Interrupted(f"{name}: stopped between two updates or runs; nothing is lost", number)
+        received.append(Interrupted(f"{name}: stopped between two updates or runs; nothing is lost", number))
+        raise received[-1]
 
+    received: list[Interrupted] = []
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

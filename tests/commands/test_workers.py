@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import sys
 import time
 from types import SimpleNamespace
 
@@ -10,13 +11,14 @@ import pytest
 
 from bnrnn.commands import workers
 from bnrnn.commands.workers import run_team, work
+from bnrnn.config import compose_config
 from bnrnn.errors import lacks_memory
 from bnrnn.system import processes
 from bnrnn.system.locks import is_being_trained, locked
 from bnrnn.train import train
 from bnrnn.training.failures import failure
 from bnrnn.training.results import Result
-from bnrnn.training.stop import Stop
+from bnrnn.training.stop import Interrupted, Stop
 from tests.commands.test_campaign import cells_of, entry, hold, write
 from tests.commands.test_cluster import cells_in
 
@@ -77,6 +79,44 @@ def test_a_worker_stops_at_once_between_two_runs(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="SIGTERM: stopped between"):
         work(cells, 0.0, set())
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_worker_stops_even_if_an_error_takes_the_place_of_the_signal(tmp_path, monkeypatch):
+    """As omegaconf's clean-up does, when the signal arrives while a configuration is composed: once in 25 times."""
+    options = write(tmp_path, entry("model=lstm", seeds="0,1"))
+
+    def train_with_bad_clean_up(*_):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            raise AttributeError("'NoneType' object has no attribute '_invalidate_flags_cache'")
+
+    monkeypatch.setattr(workers, "train", train_with_bad_clean_up)
+    with pytest.raises(SystemExit, match="SIGTERM: stopped between"):
+        work(cells_of(options), 0.0, failed := set())
+    assert failed == set() and all(failure(cell.folder) is None for cell in cells_of(options))
+
+
+def test_a_worker_stops_even_if_the_signal_arrives_where_python_ignores_exceptions(tmp_path, monkeypatch):
+    """As in a generator that is cleaned up while a configuration is composed: once in 6,000 times."""
+    ignored = []
+
+    class CleanedUp:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+
+    def compose(*overrides):
+        CleanedUp()
+        return compose_config(*overrides)
+
+    (cell,) = cells_of(write(tmp_path, entry("model=lstm")))
+    monkeypatch.setattr("bnrnn.training.cells.compose_config", compose)
+    monkeypatch.setattr(workers, "train", lambda *_: pytest.fail("training began"))
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with pytest.raises(SystemExit, match="SIGTERM: stopped between"):
+        work([cell], 0.0, set())
+    assert [type(one.exc_value) for one in ignored] == [Interrupted]
 
 
 def test_a_worker_whose_parent_has_ended_does_not_begin(tmp_path, monkeypatch, capsys):
