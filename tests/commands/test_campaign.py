@@ -126,11 +126,12 @@ def test_stopped_when_its_time_is_over_it_resumes_bit_for_bit(tmp_path, monkeypa
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_workers_and_is_the_exit_status(tmp_path, monkeypatch, capfd, number):
     options = write(tmp_path, entry("model=lstm", seeds="0,1"))
-    options.jobs, parent, first = 2, os.getpid(), cells_of(options)[0]
+    options.jobs, parent, first, sent = 2, os.getpid(), cells_of(options)[0], tmp_path / "sent"
 
     def train_until_stopped(cfg, folder, *_):
         with hold(folder):
-            if folder == first.folder:  # once: a second SIGINT interrupts at once
+            if folder == first.folder and not sent.exists():  # once: a second SIGINT interrupts at once
+                sent.touch()
                 os.kill(parent, number)
             time.sleep(60)
 
