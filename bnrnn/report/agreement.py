@@ -156,9 +156,9 @@ def _by_paper(run: Run, new: Summary, alike: list[Summary]) -> Finding | None:
 
 def published(run: Run) -> list[tuple[str, float, Number, Number]]:
     """What the paper printed for a run of its length: the quantity, our value, the paper's value and its tolerance."""
-    if not has_entry(run.result.name) or not run.full_length:
+    if not has_entry(run.result.name) or not run.is_whole((table := table_of(run.result.name)).enough_updates):
         return []
-    table, found = table_of(run.result.name), []
+    found: list[tuple[str, float, Number, Number]] = []
     row, col = (run.overrides.get(axis, "") for axis in (table.rows, table.cols))
     for part in table.published if table.has_cell(run.overrides, row, col) else ():
         printed = part.cells.get(row, {}).get(col)

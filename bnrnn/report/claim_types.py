@@ -156,6 +156,8 @@ class Table(PaperEntry):
     Args:
         rows_shown: the rows, if they are others than those of the grid.
         borrows: runs of another entry that a row shows too: its key as `experiment`, and their overrides.
+        enough_updates: the least updates of a run that counts like one of the paper's length if validation selected a
+            model before its end; None if only the paper's length counts.
         measured: quantities without a published number.
     """
 
@@ -163,6 +165,7 @@ class Table(PaperEntry):
     cols: str
     rows_shown: tuple[str, ...] = ()
     borrows: dict[str, dict[str, str]] = field(default_factory=dict)
+    enough_updates: int | None = None
     published: tuple[Published, ...] = ()
     measured: tuple[Quantity, ...] = ()
     cited: tuple[Cited, ...] = ()

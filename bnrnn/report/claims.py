@@ -139,6 +139,9 @@ def _entry(key: str, given: Keys, points: dict[str, Points]) -> PaperEntry:
                    for keys in listed(given, "curves"))  # fmt: skip
     table = build(Table, given, also=("curves",), key=key, curves=curves)
     _check_cells(table, given)
+    if table.enough_updates is not None and table.enough_updates > (table.paper_updates or 0):
+        expected = "at most paper_updates, which must be given too"
+        raise given.error(f"enough_updates is {table.enough_updates}", expected, "enough_updates")
     return table
 
 

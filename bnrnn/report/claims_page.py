@@ -18,7 +18,8 @@ A program computed this page from the runs in this folder, by the rules in `expe
 two verdicts, and a page of its own with all tests.
 
 - **At the paper's length**: runs on the paper's data, as long as the paper's. The claim *holds*, is *contradicted*, or
-  is *undecided*. With fewer than {LEAST_PAIRS} seeds there is no verdict, only their number and the effect so far.
+  is *undecided*. With fewer than {LEAST_PAIRS} seeds there is no verdict, only their number and the effect so far. A
+  run of the `enough_updates` of its entry counts too, if validation selected a model before its end.
 - **Early, or on other data**: shorter runs, and smaller data in place of the paper's. They *agree* or *disagree* with
   the claim, or are *undecided*. The strongest evidence with enough seeds decides, whatever weaker evidence shows. Early
   runs say nothing about how well trained models end, so claims about that have no verdict here.

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from bnrnn.report.claim_types import Table
 from bnrnn.report.claims import analysis_of, entry_of
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.outcome import LEAST_PAIRS, JudgedTest
@@ -22,7 +23,9 @@ def hours_of_test(tested: JudgedTest, evidence: Evidence) -> float | None:
     for cell in _missing(tested, evidence):
         known = evidence.known(cell.experiment)
         whole, speed = total_updates(cell, known), nearest_speed(cell, known)
-        updates = tested.test.updates or whole or entry_of(tested.test.key).paper_updates
+        entry = entry_of(tested.test.key)
+        enough = entry.enough_updates if isinstance(entry, Table) else None
+        updates = tested.test.updates or enough or whole or entry.paper_updates
         if updates is None or speed is None:
             return None
         hours[cell.folder] = max(0, updates - last_record(cell.folder)[0]) * speed / 3600

@@ -11,7 +11,7 @@ from bnrnn.errors import BnrnnError
 from bnrnn.report.analyses import commits_of, results_of
 from bnrnn.report.claim_tests import claims_of, same
 from bnrnn.report.claim_types import ClaimTest, Side, cell_of
-from bnrnn.report.claims import analysis_of, papers
+from bnrnn.report.claims import analysis_of, papers, table_of
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.outcome import JudgedTest, Outcome
 from bnrnn.report.rules import PROPERTY, RULES, Pairing
@@ -115,7 +115,8 @@ def _is_long_enough(run: Run, test: ClaimTest, side: Side) -> bool:
     if run.diverged(test.updates):
         return True
     if test.updates is None:
-        return run.full_length and all(_has(run, metric, None) for metric in side.metrics)
+        is_whole = run.is_whole(table_of(side.key).enough_updates)
+        return is_whole and all(_has(run, metric, None) for metric in side.metrics)
     if run.result.updates != test.updates and any(metric.startswith("test/") for metric in side.metrics):
         return False
     return run.result.updates >= test.updates and all(_has(run, metric, test.updates) for metric in side.metrics)

@@ -72,7 +72,7 @@ def published_in_words(evidence: Evidence) -> str:
     counted = sum("reproduced" in verdict for verdict in verdicts)
     reproduced = f"{counted} of them reproduced" if counted else "none of them is reproduced yet"
     return (
-        f"Of {len(rows)} published numbers, {len(verdicts)} have runs of the paper's full length; {reproduced}. The "
+        f"Of {len(rows)} published numbers, {len(verdicts)} have runs of the paper's length; {reproduced}. The "
         "others are missing because their runs take hundreds of core hours."
     )
 

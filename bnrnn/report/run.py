@@ -18,6 +18,7 @@ from bnrnn.report.summary import averaged, has_gamma
 from bnrnn.training.pieces import file_order_until
 from bnrnn.training.results import FILE, METRICS, Result, flat, is_stale
 
+LENGTH = {"budget.updates", "budget.epochs"}  # the overrides that only change the length of a run
 IN_FILE_ORDER = "\\*"  # marks numbers of batch statistics in the order of the file
 
 
@@ -69,10 +70,17 @@ class Run:
         values = flat(self.result.config)
         return {key: values[key] for key in self.result.config.get("search", {}).get("draws", {})}
 
-    @property
-    def full_length(self) -> bool:
-        """Whether the run has the paper's length."""
-        return self.budget == "paper" and not any(k.startswith("budget.") for k in self.overrides)
+    def is_whole(self, enough: int | None = None) -> bool:
+        """Whether the run has the paper's length.
+
+        Args:
+            enough: a run of so many updates counts too, if validation selected a model before its end.
+        """
+        changed = {k for k in self.overrides if k.startswith("budget.")}
+        if self.budget != "paper" or not changed:
+            return self.budget == "paper"
+        long_enough = enough is not None and self.result.updates >= enough
+        return changed <= LENGTH and long_enough and self.result.best_update < self.result.updates
 
     @property
     def has_batch_norm(self) -> bool:

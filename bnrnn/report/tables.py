@@ -95,7 +95,8 @@ def render_search(table: Table, search: Search, runs: list[Run]) -> str:
 
 
 def render_published(table: Table, part: Published, runs: list[Run], collapse: bool = False) -> str:
-    """Published and our numbers, difference and verdict of every cell. Only runs of the paper's length count.
+    """Published and our numbers, difference and verdict of every cell. Only runs of the paper's length count, or with
+    `enough_updates` of the table.
 
     Our number is the `measured` one of the selected model or, with `best: min`, the lowest recorded value.
 
@@ -115,13 +116,15 @@ def render_published(table: Table, part: Published, runs: list[Run], collapse: b
 
 def published_rows(table: Table, part: Published, runs: list[Run]) -> list[list[str]]:
     """[row, column, published, ours, difference, verdict] of every cell with a published number."""
-    rows = []
+    rows, whole = [], longest(run for run in runs if run.is_whole(table.enough_updates))
     for col in table.col_names:
         for row, published in part.cells.items():
             if col in published:
-                cell = [run for run in runs if run.full_length and table.has_cell(run.overrides, row, col)]
-                verdict = _verdict(cell, part, published[col], table.num_seeds)
-                rows.append([f"`{row}`", f"`{col}`", f"{published[col]}", *verdict])
+                cell = [run for run in whole if table.has_cell(run.overrides, row, col)]
+                ours, difference, verdict = _verdict(cell, part, published[col], table.num_seeds)
+                if least := min((run.result.updates for run in cell if not run.is_whole()), default=0):
+                    verdict += f", {least:,} of {table.paper_updates:,} updates"
+                rows.append([f"`{row}`", f"`{col}`", f"{published[col]}", ours, difference, verdict])
     return rows
 
 

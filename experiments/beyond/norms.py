@@ -68,7 +68,7 @@ def scores(task: Task, model: str, ending: str, evidence: Evidence) -> dict[str,
     key = f"{task.recipe}{ending}"
     cell = {"model": model, "data": task.data}
     found = in_figures(key, evidence.runs(key))
-    runs = [run for run in found if run.full_length and cell.items() <= run.overrides.items()]
+    runs = [run for run in found if run.is_whole() and cell.items() <= run.overrides.items()]
     return {run.seed: None if run.diverged() else run.measured(task.number) for run in runs}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bnrnn.config import ROOT, compose_config, label, sweep
 from bnrnn.errors import BnrnnError
-from bnrnn.report import pages, plots, style, tables
+from bnrnn.report import agreement, pages, plots, style, tables
 from bnrnn.report.claim_types import Quantity
 from bnrnn.report.claims import entries, entry_of, in_grid, papers, table_of
 from bnrnn.report.claims import tables as all_tables
@@ -102,6 +102,38 @@ def test_short_runs_are_never_the_tables_number(tmp_path):
     assert "0.750 (n=1)" in row(rest, "`bn_lstm`", "`pmnist`", "1,000 to 2,500")
     assert "2,500 to 5,000" not in rest.split("## All")[0], "the run has not passed this window"
     assert row(rest, "data=pmnist model=bn_lstm", "cpu", "2,500")
+
+
+@pytest.mark.parametrize(("given", "best_update", "counts"), [
+    ({"budget.updates": "10283"}, 9492, True),
+    ({"budget.epochs": "13"}, 9492, True),
+    ({"budget.updates": "10282"}, 9492, False),
+    ({"budget.updates": "10283"}, 10283, False),  # a longer run would have gone on to better models
+    ({"budget.updates": "10283", "budget.eval_every": "100"}, 9492, False),  # selected among other models
+    ({"budget": "cpu", "budget.updates": "10283"}, 9492, False),
+])  # fmt: skip
+def test_a_table_may_admit_runs_of_enough_updates_whose_validation_got_worse(tmp_path, given, best_update, counts):
+    key, cell = "cooijmans2016/table2", {"data": "ptb_char", "model": "lstm", "seed": "0"}
+    record = config_record(compose_config(f"experiment={key}", *(f"{k}={v}" for k, v in (given | cell).items())))
+    updates = int(given.get("budget.updates", 10283))
+    overrides = {k: v for k, v in sorted((given | cell).items()) if k != "budget"}
+    store(tmp_path, Result(key, overrides, "finished", updates, best_update, {"test/bpc_one_sequence": 1.379}, 10.0, 5,
+                           ["abc"], {"device": "cpu"}, record))  # fmt: skip
+    (run,) = Evidence(tmp_path).runs(key)
+    table = table_of(key)
+    text = tables.render_published(table, table.published[0], [run])
+    shown = "| -0.001 | within tolerance, n=1 (tolerance 0.01), 10,283 of 39,550 updates |"
+    assert ((shown in text), ("Not run yet" in text)) == (counts, not counts)
+    assert bool(agreement.published(run)) == counts
+    if counts:  # the same run with the paper's length replaces it
+        config = {**record, "budget": record["budget"] | {"updates": None, "epochs": 50}}
+        longer = Result(key, cell, "finished", 39550, 20000, {"test/bpc_one_sequence": 1.35}, 9.0, 5, ["abc"],
+                        {"device": "cpu"}, config)  # fmt: skip
+        store(tmp_path, longer)
+        both = tables.render_published(table, table.published[0], Evidence(tmp_path).runs(key))
+        assert "| -0.030 | outside tolerance, n=1 (tolerance 0.01) |" in both
+    of_whole_runs = dataclasses.replace(table, enough_updates=None)
+    assert "Not run yet" in tables.render_published(of_whole_runs, table.published[0], [run])
 
 
 def test_a_result_of_another_recipe_is_stale(tmp_path):

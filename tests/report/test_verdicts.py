@@ -64,6 +64,23 @@ def test_runs_are_paired_by_seed_and_a_seed_without_its_pair_is_left_out(tmp_pat
     assert effect_in_words(found) == "+5.0 [+2.5, +7.5] points" and found.commits == ("abc",)
 
 
+def test_runs_of_enough_updates_are_judged_like_those_of_the_papers_length_and_cost_less(tmp_path):
+    key, test = "cooijmans2016/table2", {k: v for k, v in BETTER.items() if k != "where"}
+    test |= {"experiment": "table2", "metric": "test/bpc_one_sequence"}
+    for model, value in (("lstm", 1.38), ("bn_lstm", 1.33)):
+        cell = {"data": "ptb_char", "model": model, "seed": "0", "budget.epochs": "13"}
+        records = [{"update": 1, "seconds": 2.0, "train/loss": 1.0}, {"update": 2, "seconds": 4.0, "train/loss": 1.0}]
+        put(tmp_path, key, cell, {"test/bpc_one_sequence": value}, records)  # 100 updates, selected at the 50th
+    short = judged(tmp_path, test)
+    assert short.outcome is None
+    for path in tmp_path.rglob("result.json"):
+        write_record(path, read_record(path, "") | {"updates": 10283})
+    found = judged(tmp_path, test)
+    assert found.outcome.effects == pytest.approx((0.05,))
+    two_seeds_of_two_models = 4 * 10283 * 2.0 / 3600
+    assert hours_of_test(found, Evidence(tmp_path)) == pytest.approx(two_seeds_of_two_models)
+
+
 def test_a_missing_seed_is_no_verdict_and_the_effect_so_far_is_named(tmp_path):
     put_cell(tmp_path, 0, "bn_lstm", 0.95)
     found = judged(tmp_path, BETTER)
