@@ -26,7 +26,7 @@ from bnrnn.layers.population import batch_statistics, has_batch_norm
 from bnrnn.metrics import Scores
 from bnrnn.report import style
 from bnrnn.report.analyses import command_line, measured_before, others_in_words, provenance_with, publish
-from bnrnn.report.claims import analysis_of
+from bnrnn.report.claims import analysis_of, table_of
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.markdown import markdown, spread
 from bnrnn.report.run import Run
@@ -135,9 +135,10 @@ def render(result: dict[str, Any]) -> str:
         table += (
             "\nOurs with batch statistics are of batches in the order of the file, the paper's of shuffled ones (D7).\n"
         )
+    enough = table_of(analysis.models).enough_updates
     caption = (
-        f"Our models were trained for {result['updates']:,} updates. Their numbers are comparable with the paper's "
-        f"only after 39,550 updates; differences between the curves may be comparable earlier. {result['data']}.\n"
+        f"Our models were trained for {result['updates']:,} updates. Their numbers are comparable with the paper's if "
+        f"these are at least {enough:,}; differences between the curves may be comparable earlier. {result['data']}.\n"
     )
     return f"# {analysis.title}\n\n{caption}\n{table}\n![Fig. 3b](fig3b.png)\n{others_in_words(result)}"
 
