@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from bnrnn.metrics import metric_of
-from bnrnn.report.claim_types import SCOPES, Claim
+from bnrnn.report.claim_types import SCOPES, Claim, Table
 from bnrnn.report.claims import entry_of
 from bnrnn.report.markdown import NONE
 from bnrnn.report.outcome import CONTRADICTED, HOLDS, LEAST_PAIRS, NOT_RUN, UNDECIDED, JudgedTest, Outcome
@@ -118,9 +118,11 @@ def in_words(tests: list[JudgedTest]) -> str:
 
 def scope_in_words(tested: JudgedTest) -> str:
     """The evidence of a test, such as "first 2,500 of 100,000 updates" or "bAbI 1 in place of CNN, 3,000 updates"."""
-    if tested.test.scope == "paper":
-        return "paper's data and length"
     entry, updates = entry_of(tested.test.key), tested.updates or tested.test.updates
+    if tested.test.scope == "paper":
+        if isinstance(entry, Table) and entry.enough_updates is not None:
+            return f"paper's data, at least {entry.enough_updates:,} of {entry.paper_updates:,} updates"
+        return "paper's data and length"
     length = f"{updates:,}" if updates else "all"
     if tested.test.scope == "shorter":
         return f"first {length} of {entry.paper_updates:,} updates"

@@ -17,7 +17,16 @@ from bnrnn.report.costs import hours_of_test
 from bnrnn.report.evidence import Evidence
 from bnrnn.report.judging import judge
 from bnrnn.report.outcome import CONTRADICTED, HOLDS, NOT_RUN, UNDECIDED, JudgedTest, Outcome
-from bnrnn.report.verdicts import AGREES, BY_PART, DISAGREES, TOO_FEW, TOO_WIDE, JudgedClaim, effect_in_words
+from bnrnn.report.verdicts import (
+    AGREES,
+    BY_PART,
+    DISAGREES,
+    TOO_FEW,
+    TOO_WIDE,
+    JudgedClaim,
+    effect_in_words,
+    scope_in_words,
+)
 from bnrnn.system.files import read_record, write_record
 from tests.report.claim_files import claim_test
 from tests.report.test_runs import change_recipe, put
@@ -77,6 +86,7 @@ def test_runs_of_enough_updates_are_judged_like_those_of_the_papers_length_and_c
         write_record(path, read_record(path, "") | {"updates": 10283})
     found = judged(tmp_path, test)
     assert found.outcome.effects == pytest.approx((0.05,))
+    assert scope_in_words(found) == "paper's data, at least 10,283 of 39,550 updates"
     two_seeds_of_two_models = 4 * 10283 * 2.0 / 3600
     assert hours_of_test(found, Evidence(tmp_path)) == pytest.approx(two_seeds_of_two_models)
 
