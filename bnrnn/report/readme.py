@@ -37,10 +37,12 @@ def of_full_length(evidence: Evidence) -> list[Run]:
 def curve_in_words(runs: list[Run]) -> str:
     """Our validation accuracy and the paper's in the last window of updates that a run has passed, for each model.
 
-    Windows in which the run was evaluated in another order of images than the paper's do not count.
+    Of each model, the longest run counts. Windows in which it was evaluated in another order of images than the
+    paper's do not count.
     """
     curve, parts = table_of(KEY).curves[0], []
-    for run in runs:
+    furthest = {run.overrides["model"]: run for run in sorted(reversed(runs), key=lambda run: run.result.updates)}
+    for run in (run for run in runs if run is furthest[run.overrides["model"]]):
         model, last = run.overrides["model"], max(run.series(METRIC), default=0)
         passed = [(a, b) for a, b in pairwise(curve.windows) if b <= last and a >= run.file_order_until]
         if passed:

@@ -1,5 +1,7 @@
 """The figure and the sentences at the top of README.md follow from the runs."""
 
+from dataclasses import replace
+
 import pytest
 
 from bnrnn.report import readme
@@ -29,6 +31,8 @@ def test_the_last_window_that_a_run_has_passed_is_compared(runs, monkeypatch):
     paper = 100 * sum(within) / len(within)
     assert f"our LSTM has 85.3 % (the paper: {paper:.1f} %) from update 15,000 to 20,000" in text
     assert "our BN-LSTM has 91.7 %" in text
+    begun = replace(runs[0], records=runs[0].records[:30], result=replace(runs[0].result, updates=15_000))
+    assert readme.curve_in_words([begun, *runs]) == readme.curve_in_words([*runs, begun]) == text
 
 
 def test_only_runs_on_the_figures_data_with_the_papers_updates_are_shown(tmp_path):
