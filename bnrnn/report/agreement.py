@@ -156,7 +156,10 @@ def _by_paper(run: Run, new: Summary, alike: list[Summary]) -> Finding | None:
 
 def published(run: Run) -> list[tuple[str, float, Number, Number]]:
     """What the paper printed for a run of its length: the quantity, our value, the paper's value and its tolerance."""
-    if not has_entry(run.result.name) or not run.is_whole((table := table_of(run.result.name)).enough_updates):
+    if not has_entry(run.result.name):
+        return []
+    table = table_of(run.result.name)
+    if not run.is_whole(table.enough_updates):
         return []
     found: list[tuple[str, float, Number, Number]] = []
     row, col = (run.overrides.get(axis, "") for axis in (table.rows, table.cols))

@@ -74,8 +74,9 @@ def published_in_words(evidence: Evidence) -> str:
     counted = sum("reproduced" in verdict for verdict in verdicts)
     reproduced = f"{counted} of them reproduced" if counted else "none of them is reproduced yet"
     return (
-        f"Of {len(rows)} published numbers, {len(verdicts)} have runs of the paper's length; {reproduced}. The "
-        "others are missing because their runs take hundreds of core hours."
+        f"Of {len(rows)} published numbers, {len(verdicts)} have runs of the paper's length, or long enough that "
+        f"validation has passed its minimum; {reproduced}. The others are missing because their runs take hundreds of "
+        "core hours."
     )
 
 

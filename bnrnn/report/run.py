@@ -77,10 +77,10 @@ class Run:
             enough: a run of so many updates counts too, if validation selected a model before its end.
         """
         changed = {k for k in self.overrides if k.startswith("budget.")}
-        if self.budget != "paper" or not changed:
-            return self.budget == "paper"
-        long_enough = enough is not None and self.result.updates >= enough
-        return changed <= LENGTH and long_enough and self.result.best_update < self.result.updates
+        if self.budget != "paper" or not changed <= LENGTH:
+            return False
+        is_long_enough = enough is not None and self.result.updates >= enough
+        return not changed or (is_long_enough and self.result.best_update < self.result.updates)
 
     @property
     def has_batch_norm(self) -> bool:
