@@ -95,8 +95,7 @@ def render_search(table: Table, search: Search, runs: list[Run]) -> str:
 
 
 def render_published(table: Table, part: Published, runs: list[Run], collapse: bool = False) -> str:
-    """Published and our numbers, difference and verdict of every cell. Only whole runs count
-    (`Run.is_whole`).
+    """Published and our numbers, difference and verdict of every cell. Only whole runs count (`Run.is_whole`).
 
     Our number is the `measured` one of the selected model or, with `best: min`, the lowest recorded value.
 
