@@ -1,6 +1,6 @@
 """Time a training step of a BN-LSTM against torch.nn.LSTM and a naive loop, for every engine of this machine.
 
-python scripts/bench.py --quick                    ten minutes: short sequences, without memory
+python scripts/bench.py --quick                    ten minutes: short sequences, without memory; on a GPU few rounds
 python scripts/bench.py [--device cuda]            sequences of the tasks' lengths, and memory
 python scripts/bench.py --padded                   sequences of different lengths, and nothing else: a minute
 """
@@ -10,6 +10,7 @@ import datetime
 import os
 import platform
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from bnrnn.training.device import choose_device
 from bnrnn.training.provenance import environment, git_commit
 
 QUICK = Plan("quick", full_length=False, memory=False, threads=(1, 2), error_T=20, seconds=6.0)
+QUICK_ON_GPU = Plan("quick", full_length=True, memory=False, threads=(1,), error_T=50, seconds=1.5)
 PADDED = Plan("padded", full_length=True, memory=False, threads=(1,), error_T=0, seconds=12.0)
 FULL = Plan("full", full_length=True, memory=True, threads=(1, 2), error_T=50, seconds=30.0)
 
@@ -138,9 +140,15 @@ def main(argv: list[str] | None = None, shapes: dict[str, Shape] = layers.SHAPES
     device = choose_device(args.device)
     if args.padded:
         shapes, plan = {}, PADDED
-    precision = args.precision or ("tf32" if device.type == "cuda" else "float32")
+    usual = "tf32" if device.type == "cuda" else "float32"
+    precision = args.precision or usual
+    if plan is None:
+        quick = QUICK_ON_GPU if device.type == "cuda" else QUICK
+        plan = quick if args.quick else FULL
+    if precision != usual:
+        plan = replace(plan, name=f"{plan.name}-{precision}")
     result = {}
-    for result in everything(shapes, plan or (QUICK if args.quick else FULL), device, precision, args.peers):
+    for result in everything(shapes, plan, device, precision, args.peers):
         write_record(args.out_dir / f"{result['name']}.partial", result)  # which stays if the rest is stopped
     write_record(args.out_dir / f"{result['name']}.json", result)
     (args.out_dir / f"{result['name']}.partial").unlink()

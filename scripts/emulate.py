@@ -6,25 +6,31 @@ python -m scripts.emulate --damage order     renew only what is noticed of damag
 python -m scripts.emulate --damage source    renew only what is noticed of changed lines of the kernels: half an hour
 python -m scripts.emulate --damage reasons   renew only the reasons why some damage was not noticed
 python -m scripts.emulate --few              some cases, which are only printed: a minute
+python -m scripts.emulate --on-gpu           every case on the GPU of this machine, into results/bench/executed.json
 
 `make tables` renders what was stored.
 """
 
 import json
+import math
+import os
 import subprocess
 import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
+import torch
 import triton
 
-from bnrnn.errors import BnrnnError, report_errors
-from bnrnn.report.emulated_page import FILE
+from bnrnn.errors import BnrnnError, first_line, report_errors
+from bnrnn.report.emulated_page import EXECUTED, FILE
 from bnrnn.system.files import read_record, write_record
-from bnrnn.training.provenance import provenance
-from tests.emulator.cases import Case, Outcome, every, few, of_costs, run
+from bnrnn.training.provenance import environment, provenance
+from tests.emulator.cases import Case, Executed, Outcome, every, execute, few, of_costs, run
 from tests.emulator.reasons import reason
 
 
@@ -58,6 +64,38 @@ def rows(cases: list[Case]) -> list[dict[str, Any]]:
             sep=" | ",
             flush=True,
         )
+    return found
+
+
+def executed(case: Case) -> dict[str, Any]:
+    """What is stored of a case that ran on a GPU. Whatever a kernel raises is part of it."""
+    begun, problem, outcome = time.monotonic(), "", Executed(math.inf, 0.0)
+    try:
+        outcome = execute(case)
+    except Exception as raised:
+        problem = f"{type(raised).__name__}: {first_line(raised)}"
+    found = {
+        "case": case.title,
+        "precision": case.precision,
+        "launch": case.launch,
+        "error": float(f"{outcome.error:.2g}") if math.isfinite(outcome.error) else None,
+        "tolerance": float(f"{outcome.tolerance:.2g}"),
+        "passed": outcome.error < outcome.tolerance,
+        "problem": problem,
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+    print(*found.values(), sep=" | ", flush=True)
+    return found
+
+
+def on_gpu() -> list[dict[str, Any]]:
+    """All cases on the GPU of this machine, in as many processes as it has cores. Those of single programs once."""
+    distinct = {(case.title, case.precision, case.launch): case for case in every() if "program" not in case.title}
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        found = list(pool.map(executed, distinct.values()))
+    device = torch.device("cuda")
+    made = {**provenance(), "environment": environment(device), "triton": triton.__version__}
+    write_record(EXECUTED, {**made, "rows": found})
     return found
 
 
@@ -104,7 +142,13 @@ def main() -> None:
     parser.add_argument("--few", action="store_true", help="some cases, and store nothing")
     parser.add_argument("--costs", action="store_true", help="only count the instructions of real sizes")
     parser.add_argument("--damage", choices=("order", "source", "reasons"), help="only damage kernels")
+    parser.add_argument("--on-gpu", action="store_true", help="run every case on the GPU of this machine instead")
     args = parser.parse_args()
+    if args.on_gpu:
+        failed = sum(not row["passed"] for row in on_gpu())
+        if failed:
+            sys.exit(f"{failed} cases have an error that rounding does not explain")
+        return
     if args.damage:
         store_damage(args.damage)
         return

@@ -7,6 +7,7 @@ from bnrnn.report.markdown import markdown
 
 CLOCK = 1.7  # GHz, of an H100
 FILE = ROOT / "results/bench/emulated.json"
+EXECUTED = ROOT / "results/bench/executed.json"  # the same cases, on a GPU
 PRECISIONS = ("float32", "tf32", "bfloat16")
 INTRODUCTION = """
 `make emulate` compiled the kernels for each GPU architecture and executed them instruction by instruction on a CPU,

@@ -3,6 +3,7 @@
 Triton's compiler must be there: TRITON_INTERPRET must not be set.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -80,8 +81,41 @@ class Outcome:
         return self.error < self.tolerance and not self.emulation.findings
 
 
+@dataclass(frozen=True)
+class Executed:
+    """What a case gave on a GPU: the largest relative error of several runs, and what rounding explains."""
+
+    error: float
+    tolerance: float
+
+
 def run(case: Case, edit: Edit | None = None, stop: bool = False) -> Outcome:
     """Emulate a case; `edit` changes kernels, and with `stop` the first finding is raised as a fault."""
+    with (
+        _prepared(case) as (args, values, engine, expected, tolerance),
+        emulated(case.architecture, case.schedule, edit, stop) as emulation,
+    ):
+        found = values(engine, args, torch.float32)
+    return Outcome(emulation, worst(expected, found), tolerance)
+
+
+def execute(case: Case, runs: int = 3) -> Executed:
+    """Run a case on this machine's GPU. The first run launches each step; the others capture and replay CUDA graphs."""
+    with _prepared(case) as (args, values, engine, expected, tolerance), patch.dict(os.environ, {"BNRNN_TUNE": "0"}):
+        given = tree_map_only(Tensor, lambda v: v.cuda(), args)
+        errors = []
+        for _ in range(runs):
+            found = values(engine, given, torch.float32)
+            errors.append(worst(expected, {name: value.cpu() for name, value in found.items()}))
+    return Executed(max(errors), tolerance)
+
+
+@contextmanager
+def _prepared(case: Case) -> Iterator[tuple[dict, Callable, Callable, dict[str, Tensor], float]]:
+    """Context manager with a case's division and precision.
+
+    Yields its arguments, how they are run, the engine, and what the reference gives, with the tolerance.
+    """
     torch.manual_seed(0)
     args = case.make()
     reference, engine = _scans(args)
@@ -94,10 +128,10 @@ def run(case: Case, edit: Edit | None = None, stop: bool = False) -> Outcome:
         expected = values(reference, args)
         explained = max(_explained(values, reference, args, expected, case.precision) for _ in range(3))
         launches._known.clear()
-        with emulated(case.architecture, case.schedule, edit, stop) as emulation:
-            found = values(engine, args, torch.float32)
-        launches._known.clear()
-    return Outcome(emulation, worst(expected, found), max(LEAST[case.precision], 3 * explained))
+        try:
+            yield args, values, engine, expected, max(LEAST[case.precision], 3 * explained)
+        finally:
+            launches._known.clear()
 
 
 def _explained(values: Callable, reference: Callable, args: dict, expected: dict[str, Tensor], precision: str) -> float:

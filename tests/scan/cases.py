@@ -72,7 +72,7 @@ def everything(run: Callable, problem: dict, dtype: torch.dtype = torch.float64)
     leaves = {name: value.requires_grad_() for name, value in args.items() if isinstance(value, Tensor)}
     y, last, *used = run(**args)
     outputs = {"y": y, **({"s": last} if isinstance(last, Tensor) else dict(zip("hc", last, strict=True)))}
-    weights = [torch.randn(value.shape, dtype=torch.float64).to(dtype) for value in outputs.values()]
+    weights = [torch.randn(value.shape, dtype=torch.float64).to(value.device, dtype) for value in outputs.values()]
     loss = sum((v * w).sum() for v, w in zip(outputs.values(), weights, strict=True))
     grads = torch.autograd.grad(loss, list(leaves.values()))
     seen = {name: value for of in used for name, value in of._asdict().items() if value is not None}
