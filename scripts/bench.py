@@ -38,7 +38,7 @@ from bnrnn.training.device import choose_device
 from bnrnn.training.provenance import environment, git_commit
 
 QUICK = Plan("quick", full_length=False, memory=False, threads=(1, 2), error_T=20, seconds=6.0)
-QUICK_ON_GPU = Plan("quick", full_length=True, memory=False, threads=(1,), error_T=50, seconds=1.5)
+QUICK_ON_GPU = Plan("quick", full_length=True, memory=False, threads=(1,), error_T=50, seconds=1.5, thorough=False)
 PADDED = Plan("padded", full_length=True, memory=False, threads=(1,), error_T=0, seconds=12.0)
 FULL = Plan("full", full_length=True, memory=True, threads=(1, 2), error_T=50, seconds=30.0)
 

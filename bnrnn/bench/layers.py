@@ -226,6 +226,8 @@ def training_cases(shapes: dict[str, Shape], device: torch.device, plan: Plan) -
     """One case per shape: a training step by every engine."""
     best, one_thread = fastest(device), torch.get_num_threads() == 1
     variants = [NN_LSTM, NAIVE, *engines(device), NO_NORM, LAYER_NORM, ZONEOUT]
+    if not plan.thorough:
+        variants = [name for name in variants if name not in ("reference", LAYER_NORM, ZONEOUT)]
     for key, shape in shapes.items():
         T = shape.T if plan.full_length else shape.quick_T
         x, dy = draw(shape, T, device)

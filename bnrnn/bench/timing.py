@@ -32,6 +32,7 @@ class Plan:
     threads: tuple[int, ...]
     error_T: int  # largest T for which errors are measured
     seconds: float  # time for the rounds of one case
+    thorough: bool = True  # whether training steps are also timed for variants without kernels of their own for GPUs
 
 
 @dataclass(frozen=True)
