@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bnrnn.system.files import read_record, write_record, write_text
-from bnrnn.training.provenance import provenance
+from bnrnn.training.provenance import CPU, provenance
 
 
 def command_line(doc: str | None) -> ArgumentParser:
@@ -43,9 +45,9 @@ def others_in_words(result: dict[str, Any]) -> str:
     return f"The `.json` file beside this page also has what was measured after {lengths} updates.\n" if lengths else ""
 
 
-def provenance_with(before: dict[str, Any]) -> dict[str, Any]:
+def provenance_with(before: dict[str, Any], device: torch.device = CPU) -> dict[str, Any]:
     """The provenance of a result that keeps what was measured before, with the commits of all measurements."""
-    here = provenance()
+    here = provenance(device)
     return {**here, "commits": sorted({here["commit"], *commits_of(before)})} if before else here
 
 

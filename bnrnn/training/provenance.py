@@ -14,6 +14,8 @@ from bnrnn.config import PACKAGE, ROOT
 from bnrnn.scan import backend
 from bnrnn.training.device import hardware
 
+CPU = torch.device("cpu")
+
 
 def environment(device: torch.device, precision: str = "float32") -> dict[str, Any]:
     """The versions, hardware and engine on which results may depend; without names of machines."""
@@ -54,6 +56,6 @@ def git_commit() -> str:
         return "unknown"
 
 
-def provenance() -> dict[str, Any]:
-    """The date, the commit and the environment, which analyses on the CPU store with their numbers."""
-    return {"date": today(), "commit": git_commit(), "environment": environment(torch.device("cpu"))}
+def provenance(device: torch.device = CPU) -> dict[str, Any]:
+    """The date, the commit and the environment, which analyses store with their numbers."""
+    return {"date": today(), "commit": git_commit(), "environment": environment(device)}

@@ -1,6 +1,7 @@
 """Cooijmans et al. 2016, Fig. 3b: test bits per character of Table 2's models for segments of several lengths.
 
     python experiments/cooijmans2016/fig3b.py [--data-dir DIR] [--out-dir DIR] [--lengths 100 1000] [--num-batches N]
+        [--device cuda]
 
 Reads the finished runs of Table 2 in --out-dir, of the greatest length that all models have, and cuts the test text
 into segments of each length. BN-LSTM is evaluated with population statistics and with batch statistics, in batches of
@@ -33,7 +34,9 @@ from bnrnn.report.run import Run
 from bnrnn.report.site.curves import Line, Plot, shortened
 from bnrnn.report.trained import load_trained, trained_runs
 from bnrnn.system.memory import keep_heap
+from bnrnn.training.device import choose_device
 from bnrnn.training.evaluation import outputs
+from bnrnn.training.provenance import CPU
 
 KEY = "cooijmans2016/fig3b"
 BATCH_SIZE = 100
@@ -41,15 +44,20 @@ BATCH_SIZE = 100
 
 def bits_per_character(model: nn.Module, data: Any, seed: int, most: int | None, bar: tqdm) -> float:
     scores, shuffled = Scores(), evaluation_generator(SHUFFLED, "test", seed)
-    for logits, targets in outputs(model, islice(data.batches("test", BATCH_SIZE, shuffled), most)):
+    device = next(model.parameters()).device
+    batches = (batch.to(device) for batch in islice(data.batches("test", BATCH_SIZE, shuffled), most))
+    for logits, targets in outputs(model, batches):
         scores.add(logits, targets)
         bar.update(len(logits))
     return scores.means("bpc")["bpc"]
 
 
-def curves(run: Run, data_dir: str, lengths: list[int], most: int | None) -> dict[str, list[float]]:
+def curves(
+    run: Run, data_dir: str, lengths: list[int], most: int | None, device: torch.device = CPU
+) -> dict[str, list[float]]:
     """The bits per character for each length, by model and kind of statistics."""
     model, _ = load_trained(run.folder, data_dir)
+    model.to(device)
     cut = {n: instantiate({**run.result.config["data"], "length": n}, data_dir=data_dir) for n in lengths}
     statistics = (
         {"population": nullcontext, "batch": lambda: batch_statistics(model)}
@@ -68,7 +76,9 @@ def curves(run: Run, data_dir: str, lengths: list[int], most: int | None) -> dic
     return measured
 
 
-def measure(data_dir: str, results_dir: Path, lengths: list[int], most: int | None) -> dict[str, Any]:
+def measure(
+    data_dir: str, results_dir: Path, lengths: list[int], most: int | None, device: torch.device = CPU
+) -> dict[str, Any]:
     key = analysis_of(KEY).models
     runs = trained_runs(key, Evidence(results_dir))
     if lacking := [name for name in sweep(key)["model"] if name not in {run.overrides["model"] for run in runs}]:
@@ -80,11 +90,11 @@ def measure(data_dir: str, results_dir: Path, lengths: list[int], most: int | No
     before, others = measured_before(KEY, results_dir, **about, lengths=lengths)
     by_curve: dict[str, dict[str, list[float]]] = before.get("bpc", {})
     for run in runs:
-        for name, values in curves(run, data_dir, lengths, most).items():
+        for name, values in curves(run, data_dir, lengths, most, device).items():
             by_curve.setdefault(name, {})[run.seed] = values
     by_curve = {name: dict(sorted(by_seed.items())) for name, by_seed in by_curve.items()}
     about |= {"lengths": lengths, "bpc": by_curve}  # curve -> seed -> by length
-    return {"name": KEY, **provenance_with(before), **about, "others": others}
+    return {"name": KEY, **provenance_with(before, device), **about, "others": others}
 
 
 def longer_is_no_worse(result: dict[str, Any]) -> list[bool]:
@@ -167,10 +177,12 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=analysis_of(KEY).numbers["lengths"])
     parser.add_argument("--num-batches", type=int, help="batches of each length; default all")
+    parser.add_argument("--device", default="cpu", help="auto, cpu or cuda")
     args = parser.parse_args()
+    device = choose_device(args.device)
     torch.set_num_threads(1)
     keep_heap()
-    result = measure(args.data_dir, args.out_dir, args.lengths, 1 if args.smoke else args.num_batches)
+    result = measure(args.data_dir, args.out_dir, args.lengths, 1 if args.smoke else args.num_batches, device)
     publish(KEY, result, args.out_dir, render, draw)
 
 

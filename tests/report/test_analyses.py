@@ -103,12 +103,12 @@ def test_an_analysis_keeps_what_it_measured_on_models_that_are_gone(tmp_path, mo
         both = itertools.product(state["seeds"], state["models"])
         return [SimpleNamespace(seed=s, budget="paper", result=result, overrides={"model": m}) for s, m in both]
 
-    def curves(run, data_dir, lengths, most):
+    def curves(run, data_dir, lengths, most, device):
         return {f"bn_lstm, {kind}": [state["bpc"] + more] * len(lengths) for kind, more in POPULATION_IS_BETTER.items()}
 
     monkeypatch.setattr(fig3b, "trained_runs", trained)
     monkeypatch.setattr(fig3b, "curves", curves)
-    monkeypatch.setattr(analyses, "provenance", lambda: {"commit": state["commit"]})
+    monkeypatch.setattr(analyses, "provenance", lambda device: {"commit": state["commit"]})
 
     def measured(**changes):
         state.update(changes)
