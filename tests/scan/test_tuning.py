@@ -41,6 +41,16 @@ def test_the_rule_gives_a_thread_a_few_elements_of_each_tile(direction, B, H):
     assert not rule.fused or rule.units >= 8
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_no_candidate_has_so_large_tiles_that_it_takes_minutes_to_compile(direction):
+    """Population statistics of MNIST are estimated in batches of 5,000. On an H100, such candidates stalled a run."""
+    of, small = size(5000, 100, direction), size(64, 100, direction)
+    rule, *others = tuning.candidates(of, 132)
+    assert (rule.units, rule.fused) == (1, False) and not others
+    assert {(d.fused, d.whole_sequence) for d in tuning.candidates(small, 132)} == {
+        (True, False), (False, False), (True, True)}  # fmt: skip
+
+
 def test_the_rule_at_the_shapes_of_the_papers():
     found = {name: tuning.by_rule(size(B, H, d)) for name, B, H, d in (
         ("S1", 64, 100, "forward"), ("S2", 64, 1000, "forward"), ("S2 back", 64, 1000, "backward"),

@@ -74,8 +74,7 @@ def tile_of(B: int) -> int:
 
 def by_rule(size: Size) -> Division:
     """A division with which a tile fits into the registers, and its product into shared memory."""
-    units = 8 if size.units >= 512 or size.tile >= 256 else 16
-    most = 32 * (32 if size.name.endswith("forward") else 16)  # elements of a tile that a warp has
+    units, most = 8 if size.units >= 512 or size.tile >= 256 else 16, _most(size)
     num_warps = min(16, max(4, size.tile * size.gates * units // most))
     while size.tile * size.gates * units > most * num_warps and units > 1:
         units //= 2
@@ -84,6 +83,11 @@ def by_rule(size: Size) -> Division:
     fused = units >= 8 and size.tile * size.depth <= 2**17
     deep = size.tile <= 128 and size.precision != "float32"  # float32 has no tensor cores: their code is unrolled
     return Division(fused, units, 64 if deep else 32, num_warps, num_stages=3 if size.tile <= 128 else 2)
+
+
+def _most(size: Size) -> int:
+    """Elements of a tile that a warp should have at most, so that they stay in registers."""
+    return 32 * (32 if size.name.endswith("forward") else 16)
 
 
 def candidates(size: Size, processors: int) -> Iterator[Division]:
@@ -98,7 +102,9 @@ def candidates(size: Size, processors: int) -> Iterator[Division]:
         others += [replace(v, whole_sequence=True) for v in (fused, others[2])]
     for other in others:
         resident = -(-size.units // other.units) <= processors
-        if other not in seen and other.num_warps <= 16 and (resident or not other.whole_sequence):
+        # A kernel with far larger tiles would take minutes to compile, and its values would not stay in registers.
+        fits = other.num_warps <= 16 and size.tile * size.gates * other.units <= 2 * _most(size) * other.num_warps
+        if other not in seen and fits and (resident or not other.whole_sequence):
             seen.add(other)
             yield other
 
