@@ -115,8 +115,9 @@ def render_brief(result: dict[str, Any]) -> str:
     """The result of the training steps in a few sentences, for README.md."""
     rows, fastest = _of_one_thread(result)
     lengths = sorted(int(row["name"].rpartition("T ")[2]) for row in rows)
+    span = f"{lengths[0]} to {lengths[-1]}" if lengths[0] < lengths[-1] else f"{lengths[0]}"
     return (
-        f"For {len(rows)} layer sizes from the papers' tasks, with sequences of {lengths[0]} to {lengths[-1]} steps, a "
+        f"For {len(rows)} layer sizes from the papers' tasks, with sequences of {span} steps, a "
         f"training step of a batch-normalized LSTM takes {_range(rows, fastest)} times as long as one of `{NN_LSTM}`, "
         f"which does not normalize. A plain Python loop over the time steps takes {_range(rows, NAIVE)} times as long. "
         f"(Medians; engine `{fastest}` on {result['hardware']}; one thread, {result['precision']}, {result['date']}.)\n"

@@ -1,9 +1,9 @@
-"""Renders what the Triton kernels gave in the emulator of compiled kernels, which scripts/emulate.py has run."""
+"""Renders what the Triton kernels gave in the emulator and on a GPU, which scripts/emulate.py has run."""
 
 from typing import Any
 
 from bnrnn.config import ROOT
-from bnrnn.report.markdown import markdown
+from bnrnn.report.markdown import NONE, markdown
 
 CLOCK = 1.7  # GHz, of an H100
 FILE = ROOT / "results/bench/emulated.json"
@@ -22,6 +22,14 @@ OF_COSTS = """
 Times are **estimates** for an H100, from counted instructions, barriers and bytes. At best, every scheduler issues an
 instruction in each cycle, and memory delivers 64 bytes in each cycle to each multiprocessor meanwhile. At worst, each
 instruction waits for the one before, and memory delivers 16 bytes in a cycle afterwards. Launching is not included.
+"""
+
+OF_EXECUTED = """
+The cases of the [emulator](emulated.md), run on a GPU with `python -m scripts.emulate --on-gpu`. Each case ran three
+times: the first run launches every step by itself, and the others capture and replay CUDA graphs. *Error* is the
+largest relative error of the three, over outputs, statistics and all gradients, against the reference in float64.
+*Tolerance* is three times what rounding explains. The last column has the largest error of the same case in the
+emulator.
 """
 
 NAMES = {"order": "barriers, fences and waits", "source": "lines of the kernels' source"}
@@ -59,6 +67,39 @@ def render(result: dict[str, Any]) -> str:
     if result.get("damage"):
         parts += [f"## Damage that was noticed\n{OF_DAMAGE}", render_damage(result["damage"])]
     return "\n".join(parts)
+
+
+def render_executed(result: dict[str, Any], emulated: dict[str, Any]) -> str:
+    """The page of what ran on a GPU: a row for each case, beside its error in the emulator."""
+    rows = []
+    for row in result["rows"]:
+        same = [e["error"] for e in emulated["rows"] if all(e[k] == row[k] for k in ("case", "precision", "launch"))]
+        error = row["problem"] or ("NaN" if row["error"] is None else f"{row['error']:.1e}")
+        rows.append([row["case"], row["precision"], row["launch"], error, f"{row['tolerance']:.1e}",
+                     f"{max(same):.1e}" if same else NONE])  # fmt: skip
+    header = ["case", "precision", "launch", "error", "tolerance", "error, emulated"]
+    return f"# Triton kernels on a GPU\n{OF_EXECUTED}\n{markdown(header, rows)}\n{_executed(result)}"
+
+
+def render_executed_brief(result: dict[str, Any]) -> str:
+    """A table of what ran on a GPU: a row for each recurrence."""
+    groups = dict[str, list[dict[str, Any]]]()
+    for row in result["rows"]:
+        groups.setdefault(row["case"].partition(",")[0].split()[0], []).append(row)
+    rows = []
+    for name, found in sorted(groups.items()):
+        largest = [max((row["error"] or 0.0 for row in found if row["precision"] == p), default=None)
+                   for p in PRECISIONS]  # fmt: skip
+        rows.append([name, str(len(found)), *(NONE if error is None else f"{error:.1e}" for error in largest)])
+    return f"{markdown(['recurrence', 'cases', *(f'error, {p}' for p in PRECISIONS)], rows)}\n{_executed(result)}"
+
+
+def _executed(result: dict[str, Any]) -> str:
+    passed, where = sum(row["passed"] for row in result["rows"]), result["environment"]
+    return (
+        f"{passed} of {len(result['rows'])} cases passed. {where['hardware']}, torch {where['torch']}, "
+        f"Triton {result['triton']}, {result['date']}.\n"
+    )
 
 
 def render_damage(damage: dict[str, dict[str, Any]]) -> str:

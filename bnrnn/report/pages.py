@@ -108,7 +108,12 @@ def render_index(measured: Collection[str], evidence: Evidence) -> str:
 
 
 def _benchmark(path: Path) -> str:
-    return render_file(path, emulated_page.render if path.stem == emulated_page.FILE.stem else render_benchmark)
+    renders = {"emulated": emulated_page.render, "executed": _executed}
+    return render_file(path, renders.get(path.stem, render_benchmark))
+
+
+def _executed(result: dict[str, Any]) -> str:
+    return emulated_page.render_executed(result, read_record(emulated_page.FILE, "make emulate"))
 
 
 def _link(entry: PaperEntry) -> str:
@@ -147,6 +152,8 @@ def block(key: str, evidence: Evidence, claims: list[JudgedClaim]) -> str:
         return analysis.table(evidence.numbers(key))
     if key == "bench/emulated":
         return render_file(evidence.folder / f"{key}.json", emulated_page.render_brief)
+    if key == "bench/executed":
+        return render_file(evidence.folder / f"{key}.json", emulated_page.render_executed_brief)
     if key == "bench/emulated/times":
         return render_file(evidence.folder / "bench/emulated.json", emulated_page.render_times)
     return render_file(evidence.folder / f"{key}.json", render_padded if key.endswith("padded") else render_brief)
