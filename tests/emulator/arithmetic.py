@@ -197,6 +197,12 @@ def convert_one(parts: list[str], a: Array) -> Array:
     return to_bfloat16(a)
 
 
+@instruction(r"cvt\.rna\.tf32\.f32", 1)  # 9.7.9.21: to nearest, ties away from zero; the last 13 bits are then 0
+def convert_to_tf32(parts: list[str], a: Array) -> Array:
+    rounded = (a.view(np.uint32) + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)
+    return np.where(np.isnan(a), np.uint32(0x7FFFFFFF), rounded)
+
+
 @instruction(r"cvt\.f32\.bf16", lambda parts: ["b16"])  # 9.7.9.21
 def widen(parts: list[str], a: Array) -> Array:
     return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)

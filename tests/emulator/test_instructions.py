@@ -101,6 +101,9 @@ CASES = [  # opcode, sources, result
     ("cvt.rn.bf16x2.f32", (F(1), F(2)), U(0x3F804000)),  # the first is the upper half
     ("cvt.rn.bf16.f32", (F(1 + 2**-8),), np.uint16(0x3F80)),  # a tie goes to even
     ("cvt.rn.bf16.f32", (F(1 + 3 * 2**-8),), np.uint16(0x3F82)),
+    ("cvt.rna.tf32.f32", (F(1 + 2**-12),), U(0x3F800000)),
+    ("cvt.rna.tf32.f32", (F(-1 - 2**-11),), U(0xBF802000)),  # a tie goes away from zero
+    ("cvt.rna.tf32.f32", (F(np.nan),), U(0x7FFFFFFF)),
     ("cvt.f32.bf16", (np.uint16(0x3F81),), F(1 + 2**-7)),
 ]  # fmt: skip
 
@@ -134,7 +137,7 @@ def test_every_instruction_that_computes_is_tested():
     assert [r.pattern for r in arithmetic.RULES if not any(re.fullmatch(r.pattern, name) for name in tested)] == []
 
 
-@pytest.mark.parametrize("opcode", ["mul.hi.s32", "add.rz.f32", "cvt.rna.tf32.f32", "add.sat.s32", "tcgen05.ld.x2.b32"])
+@pytest.mark.parametrize("opcode", ["mul.hi.s32", "add.rz.f32", "cvt.rz.tf32.f32", "add.sat.s32", "tcgen05.ld.x2.b32"])
 def test_an_unknown_instruction_is_an_error_that_names_it(opcode):
     with pytest.raises(NotImplementedError, match=re.escape(opcode)):
         run(f"{opcode} %r2, %r3, %r4;", given=dict.fromkeys(("%r3", "%r4"), U(0)))

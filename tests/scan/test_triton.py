@@ -1,5 +1,6 @@
 """The Triton engine in Triton's interpreter: small shapes, on the CPU, against the reference in float64."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -10,8 +11,9 @@ from torch import Tensor
 from bnrnn import scan
 from bnrnn.errors import BnrnnError
 from bnrnn.scan.lstm.reference import lstm_scan
+from bnrnn.scan.lstm.triton import LSTMForm
 from bnrnn.scan.triton_shared import launches, tuning
-from bnrnn.scan.triton_shared.driver import TritonSteps
+from bnrnn.scan.triton_shared.driver import TritonSteps, nearest_tf32
 from bnrnn.scan.triton_shared.tuning import Division
 from tests.helpers import assert_near
 from tests.scan.captured import graphs
@@ -227,6 +229,23 @@ def test_bfloat16_products_keep_statistics_and_states_in_float32(run):
     assert_near("y", full["y"], low["y"], 1e-2 if run is scan.lstm_scan else 3e-2)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(everything(run, args, torch.float32)["y"], low["y"])
+
+
+def test_weights_are_rounded_to_the_nearest_tf32_number():
+    x = torch.cat([torch.randn(1000), 1e30 * torch.randn(1000), torch.tensor([0.0, 1 + 2**-11, -1 - 2**-11, math.inf])])
+    found = nearest_tf32(x)
+    assert not (found.view(torch.int32) & 0x1FFF).any()  # 10 of the 23 bits after the point
+    assert ((found - x).abs() <= 2**-11 * x.abs()).logical_or(found == x).all()
+    assert found[-3:].tolist() == [1 + 2**-10, -1 - 2**-10, math.inf]  # ties away from zero, as cvt.rna rounds them
+    every_nan = torch.tensor([0x7FFFFFFF, 0x7FC00000, -1], dtype=torch.int32).view(torch.float32)
+    assert nearest_tf32(every_nan).isnan().all()
+
+
+def test_only_tf32_is_rounded(monkeypatch):
+    form = LSTMForm(torch.device("cuda"), 5, 4, 1, 16, (), True, False, True, 1e-5, torch.float32, True, False)
+    assert not form.rounds  # in the interpreter
+    monkeypatch.setattr("bnrnn.scan.triton_shared.form.INTERPRETED", False)
+    assert form.rounds and not replace(form, tf32=False).rounds and not replace(form, low=torch.bfloat16).rounds
 
 
 def test_it_needs_a_gpu_and_at_most_float32(monkeypatch):

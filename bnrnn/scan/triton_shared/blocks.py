@@ -12,7 +12,8 @@ the recurrence. (Triton's compiler takes only names for the sizes of a tile, suc
     FUSED: whether the kernel computes the recurrent product, or cuBLAS does
     BATCH: whether to compute and store batch statistics, or to read those of the population; EPS of all norms
     PADDED: whether sequences have different lengths; KEEP: whether a backward pass follows
-    LOW and PRECISION of products; WIDEN: whether the interpreter runs, which cannot multiply bfloat16
+    LOW and PRECISION of products; ROUND: whether their factors are rounded to TF32
+    WIDEN: whether the interpreter runs, which cannot multiply bfloat16
 """
 
 from typing import no_type_check
@@ -22,7 +23,7 @@ import triton.language as tl
 
 CLOCK, STEPS, BATCH_SIZE, RUNNING = (tl.constexpr(i) for i in range(4))
 CONSTANTS = ("H", "Q", "P", "G", "J", "TILE", "K", "FUSED", "BATCH", "EPS", "PADDED", "KEEP", "LOW", "PRECISION",
-             "WIDEN")  # fmt: skip
+             "ROUND", "WIDEN")  # fmt: skip
 MOST_SPINS = tl.constexpr(2**20)  # about a second: a barrier that was not passed by then is a fault
 
 
@@ -100,6 +101,20 @@ def lowered(x, form: tl.constexpr):
 
 @no_type_check
 @triton.jit
+def nearest(x, form: tl.constexpr):
+    """The left factor of a product, for TF32 rounded to the nearest such number.
+
+    Tensor cores only ignore the last 13 bits of a float32. All products would be too small, by about 7e-4, and through
+    many time steps this grows: batch normalization undoes it in the forward pass, but not in the gradients.
+    """
+    if form.ROUND:
+        bits = tl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=r,f", [x], tl.uint32, is_pure=True, pack=1)
+        x = bits.to(tl.float32, bitcast=True)
+    return x
+
+
+@no_type_check
+@triton.jit
 def tanh(x):
     s = x * x  # near 0 use a polynomial (Cephes tanhf): 2 sigmoid(2x) - 1 would lose the digits of a small result
     p = (((-5.70498872745e-3 * s + 2.06390887954e-2) * s - 5.37397155531e-2) * s + 1.33314422036e-1) * s
@@ -112,7 +127,7 @@ def product(left, rows, count, right, columns, valid, DEPTH: tl.constexpr, WIDTH
             form: tl.constexpr):  # fmt: skip
     """A tile (TILE, WIDTH) of left @ right^T: all rows, where those from `count` on are 0, and some columns.
 
-    Both factors have rows of DEPTH elements; `right` already has the precision LOW.
+    Both factors have rows of DEPTH elements; `right` already has the precision LOW, and for TF32 is rounded to it.
     """
     TILE: tl.constexpr = form.TILE
     total = tl.zeros([TILE, WIDTH], tl.float32)
@@ -122,7 +137,7 @@ def product(left, rows, count, right, columns, valid, DEPTH: tl.constexpr, WIDTH
                     mask=(rows < count)[:, None] & (depth < DEPTH)[None, :], other=0.0)  # fmt: skip
         b = tl.load(right + columns[None, :] * DEPTH + depth[:, None],
                     mask=(depth < DEPTH)[:, None] & valid[None, :], other=0.0)  # fmt: skip
-        total = tl.dot(lowered(a, form), lowered(b, form), total, input_precision=form.PRECISION)
+        total = tl.dot(nearest(lowered(a, form), form), lowered(b, form), total, input_precision=form.PRECISION)
     return total
 
 

@@ -92,6 +92,7 @@ class TritonSteps:
             of_form.fixed["arrived"].zero_()
         if division.fused:
             weight = weight if forward else weight.transpose(-2, -1).contiguous()
+            weight = nearest_tf32(weight) if of.rounds else weight
         else:
             of_form.fixed["weight"].copy_(weight)
             if forward:
@@ -100,6 +101,12 @@ class TritonSteps:
                 of_form.fixed["state"].zero_()  # after the last step
         clock = 0 if forward else T - 1
         of_form.run(T, {**a, "weight": weight, "clock": clock, "steps": T, "batch_size": B})
+
+
+def nearest_tf32(x: Tensor) -> Tensor:
+    """The nearest numbers that TF32 has, in float32; of two, the larger one in magnitude. NaN stays NaN."""
+    rounded = (x.view(torch.int32) + (1 << 12)) & -(1 << 13)
+    return rounded.view(torch.float32).where(~x.isnan(), x)
 
 
 def _launches(of: Form, B: int, direction: str, division: Division) -> Launches:

@@ -58,7 +58,12 @@ class Form:
         return {"H": H, "Q": Q, "P": 4 if Q == 3 else Q, "G": Q * H, "J": division.units, "TILE": self.tile,
                 "K": division.depth, "FUSED": division.fused, "BATCH": self.batch, "EPS": self.eps,
                 "PADDED": self.padded, "KEEP": self.keep, "LOW": LOW[self.low],
-                "PRECISION": "tf32" if self.tf32 else "ieee", "WIDEN": INTERPRETED}  # fmt: skip
+                "PRECISION": "tf32" if self.tf32 else "ieee", "ROUND": self.rounds, "WIDEN": INTERPRETED}  # fmt: skip
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the factors of products are rounded to TF32, which Triton's interpreter does not have."""
+        return self.tf32 and self.low == torch.float32 and not INTERPRETED
 
     def size(self, direction: str) -> Size:
         """What the best division of a step depends on."""
@@ -87,5 +92,7 @@ def options(
         "keep": torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in inputs.values()),
         "eps": eps,
         "low": product_dtype or torch.float32,
-        "tf32": torch.backends.cuda.matmul.fp32_precision == "tf32",  # torch.set_float32_matmul_precision sets it
+        # torch.set_float32_matmul_precision sets it. GPUs before the A100 have no TF32.
+        "tf32": torch.backends.cuda.matmul.fp32_precision == "tf32"
+        and (x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) >= (8, 0)),
     }
