@@ -104,8 +104,9 @@ def lowered(x, form: tl.constexpr):
 def nearest(x, form: tl.constexpr):
     """The left factor of a product, for TF32 rounded to the nearest such number.
 
-    Tensor cores only ignore the last 13 bits of a float32. All products would be too small, by about 7e-4, and through
-    many time steps this grows: batch normalization undoes it in the forward pass, but not in the gradients.
+    Tensor cores only ignore the last 13 bits of a float32, so all products would be too small, by about 7e-4. Batch
+    normalization undoes this in the forward pass. Gradients are then too large, unless the product of the backward pass
+    is too small in the same way: that of cuBLAS, which rounds, is not.
     """
     if form.ROUND:
         bits = tl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=r,f", [x], tl.uint32, is_pure=True, pack=1)
