@@ -26,6 +26,22 @@ def test_the_pages_count_cases_errors_and_conflicts():
     assert "| BN-LSTM, 64 x 100 | tf32 | steps | forward_steps | 4.2 to 19.4 |" in times
 
 
+def test_the_page_of_a_gpu_has_its_errors_beside_those_of_the_emulator():
+    row = {"case": ROW["case"], "precision": "float32", "launch": "steps", "error": 4.5e-7, "tolerance": 1e-5,
+           "passed": True, "problem": ""}  # fmt: skip
+    wrong = row | {"case": "LSTM, 6 x 5", "precision": "tf32", "error": None, "passed": False}
+    failed = wrong | {"problem": "OutOfResources: shared memory"}
+    where = {"hardware": "NVIDIA H100", "torch": "2.11.0"}
+    result = {"triton": "3.6.0", "date": "today", "commit": "abc", "environment": where, "rows": [row, wrong, failed]}
+    page = emulated_page.render_executed(result, {"rows": [ROW, ROW | {"error": 2.5e-6, "architecture": 90}]})
+    assert "| BN-LSTM padded, 6 x 9 | float32 | steps | 4.5e-07 | 1.0e-05 | 2.5e-06 |" in page
+    assert "| LSTM, 6 x 5 | tf32 | steps | NaN | 1.0e-05 | – |" in page
+    assert "| LSTM, 6 x 5 | tf32 | steps | OutOfResources: shared memory | 1.0e-05 | – |" in page
+    assert "1 of 3 cases passed. NVIDIA H100, torch 2.11.0, Triton 3.6.0, today, commit abc." in page
+    brief = emulated_page.render_executed_brief(result)
+    assert "| BN-LSTM | 1 | 4.5e-07 | – | – |\n| LSTM | 2 | – | failed | – |" in brief
+
+
 def test_an_estimated_time_is_at_least_that_of_the_bytes():
     cost = {"instructions": 100, "warps": 4, "barriers": 0, "bytes": 64 * 1700 * 10}
     low, high = emulated_page.estimate(cost)
