@@ -5,6 +5,7 @@ import json
 import os
 import runpy
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from bnrnn.layers.stack import LSTM
 from bnrnn.report.bench_page import render, render_brief, render_file, render_padded
 from bnrnn.scan import backend, set_backend
 from bnrnn.scan.native import build
+from scripts import bench
 from scripts.bench import main
 from tests.helpers import assert_near
 
@@ -101,6 +103,32 @@ def test_every_engine_that_can_run_is_found_and_is_exact():
         errors = layers.relative_errors([NAIVE, *found], shape, shape.T, CPU)
         assert list(errors) == [NAIVE, *found]
         assert all(0 < error < 1e-5 for error in errors.values())
+
+
+def test_a_plan_that_is_not_thorough_leaves_out_what_has_no_kernels_on_a_gpu():
+    thorough, quick = (
+        next(layers.training_cases({"S1": TINY["S1"]}, CPU, replace(PLAN, thorough=t))).variants for t in (True, False)
+    )
+    assert set(thorough) - set(quick) == {"reference", LAYER_NORM, ZONEOUT}
+    assert {NN_LSTM, NAIVE, "fused", NO_NORM} <= set(quick)
+
+
+def test_a_precision_that_is_not_the_usual_one_of_the_device_has_a_page_of_its_own(monkeypatch, tmp_path):
+    given = []
+
+    def everything(shapes, plan, device, precision, peers):
+        given.append((plan.name, plan.full_length, plan.thorough, precision))
+        yield {"name": f"{device.type}-{plan.name}"}
+
+    monkeypatch.setattr(bench, "everything", everything)
+    monkeypatch.setattr(bench, "render", str)
+    monkeypatch.setattr(bench, "choose_device", torch.device)
+    for device in ("cpu", "cuda"):
+        for precision in ("float32", "tf32"):
+            main(["--quick", "--device", device, "--precision", precision, "--out-dir", str(tmp_path)])
+    assert given == [("quick", False, True, "float32"), ("quick-tf32", False, True, "tf32"),
+                     ("quick-float32", True, False, "float32"), ("quick", True, False, "tf32")]  # fmt: skip
+    assert (tmp_path / "cuda-quick-float32.json").exists()
 
 
 def test_an_engine_that_cannot_run_is_left_out_and_said(monkeypatch, capsys):
