@@ -35,26 +35,31 @@ def of_full_length(evidence: Evidence) -> list[Run]:
 
 
 def curve_in_words(runs: list[Run]) -> str:
-    """Our validation accuracy and the paper's in the last window of updates that a run has passed, for each model.
+    """The mean validation accuracy of our runs and the paper's in the last window of updates, for each model.
 
-    Of each model, the longest run counts. Windows in which it was evaluated in another order of images than the
-    paper's do not count.
+    It is the last window that a run of this model has passed, and the mean is over all runs that have passed it.
+    Windows in which a run was evaluated in another order of images than the paper's do not count for it.
     """
     curve, parts = table_of(KEY).curves[0], []
-    furthest = {run.overrides["model"]: run for run in sorted(reversed(runs), key=lambda run: run.result.updates)}
-    for run in (run for run in runs if run is furthest[run.overrides["model"]]):
-        model, last = run.overrides["model"], max(run.series(METRIC), default=0)
-        passed = [(a, b) for a, b in pairwise(curve.windows) if b <= last and a >= run.file_order_until]
-        if passed:
-            low, high = passed[-1]
-            ours = run.mean_within(METRIC, low, high)
+    for model in dict.fromkeys(run.overrides["model"] for run in runs):
+        passed = {
+            (low, high): [run for run in runs if run.overrides["model"] == model and _has_passed(run, low, high)]
+            for low, high in pairwise(curve.windows)
+        }
+        if any(passed.values()):
+            low, high = max(window for window, found in passed.items() if found)
+            values = (run.mean_within(METRIC, low, high) for run in passed[low, high])
+            ours = [value for value in values if value is not None]
             paper = mean(y for update, y in curve.points[model][DATA].items() if low < update <= high)
-            assert ours is not None
             parts.append(
-                f"our {named('model', model)} has {100 * ours:.1f} % (the paper: {100 * paper:.1f} %) from update "
-                f"{low:,} to {high:,}"
+                f"our {named('model', model)} has {100 * mean(ours):.1f} % in {len(ours)} run{'s' * (len(ours) > 1)} "
+                f"(the paper: {100 * paper:.1f} %) from update {low:,} to {high:,}"
             )
-    return f"Validation accuracy on permuted MNIST, one run each: {'; '.join(parts)}."
+    return f"Mean validation accuracy on permuted MNIST: {'; '.join(parts)}."
+
+
+def _has_passed(run: Run, low: int, high: int) -> bool:
+    return run.file_order_until <= low and high <= max(run.series(METRIC), default=0)
 
 
 def render_table1(evidence: Evidence) -> str:
@@ -72,7 +77,8 @@ def published_in_words(evidence: Evidence) -> str:
     rows = [row for table, part in parts for row in published_rows(table, part, evidence.runs(table.key))]
     verdicts = [row[-1] for row in rows if row[-1] != NOT_RUN]
     counted = sum("reproduced" in verdict for verdict in verdicts)
-    reproduced = f"{counted} of them reproduced" if counted else "none of them is reproduced yet"
+    are = "are" if counted > 1 else "is"
+    reproduced = f"{counted or 'none'} of them {are} reproduced{'' if counted else ' yet'}"
     return (
         f"Of {len(rows)} published numbers, {len(verdicts)} have runs of the paper's length, or long enough that "
         f"validation has passed its minimum; {reproduced}. The others are missing because their runs take hundreds of "

@@ -29,10 +29,19 @@ def test_the_last_window_that_a_run_has_passed_is_compared(runs, monkeypatch):
     points = table_of(readme.KEY).curves[0].points["lstm"]["pmnist"]
     within = [value for update, value in points.items() if 15_000 < update <= 20_000]
     paper = 100 * sum(within) / len(within)
-    assert f"our LSTM has 85.3 % (the paper: {paper:.1f} %) from update 15,000 to 20,000" in text
-    assert "our BN-LSTM has 91.7 %" in text
+    assert f"our LSTM has 85.3 % in 1 run (the paper: {paper:.1f} %) from update 15,000 to 20,000" in text
+    assert "our BN-LSTM has 91.7 % in 1 run" in text
     begun = replace(runs[0], records=runs[0].records[:30], result=replace(runs[0].result, updates=15_000))
     assert readme.curve_in_words([begun, *runs]) == readme.curve_in_words([*runs, begun]) == text
+
+
+def test_the_mean_is_over_all_runs_of_a_model_that_have_passed_the_window(runs, monkeypatch):
+    monkeypatch.setattr(Run, "file_order_until", property(lambda self: 17_000 * (self.overrides["seed"] == "2")))
+    better = [{**record, "valid/accuracy": record["valid/accuracy"] + 0.02} for record in runs[0].records]
+    second = replace(runs[0], records=better)
+    in_file_order = replace(runs[0], records=better, overrides={**runs[0].overrides, "seed": "2"})
+    text = readme.curve_in_words([*runs, second, in_file_order])
+    assert "our LSTM has 86.3 % in 2 runs" in text and "our BN-LSTM has 91.7 % in 1 run" in text
 
 
 def test_only_runs_on_the_figures_data_with_the_papers_updates_are_shown(tmp_path):
