@@ -21,7 +21,7 @@ from bnrnn.report.outcome import student_interval
 from bnrnn.report.run import Run, depends_on_order, longest
 from bnrnn.report.style import ACROSS, EXPLODED, LOOKS, PANEL, Look, legend_below, looks_of, named, save
 
-WIDE = 10.0  # losses that differ by more than this factor have a logarithmic axis
+WIDE = 10.0  # losses or perplexities that differ by more than this factor have a logarithmic axis
 FEW = 15  # curves with at most so many points have markers
 MANY = 25  # the paper's points are circles up to this number, and a dotted line beyond it
 WIDTH = 105  # characters of a line of a caption
@@ -156,7 +156,7 @@ def _choose_range(ax: Axes, metric: str) -> None:
     low, high = ax.get_ylim()
     lines = [np.asarray(line.get_ydata()) for line in ax.get_lines() if line.get_transform() == ax.transData]
     drawn = [float(y) for line in lines for y in line]
-    if metric.endswith("loss") and drawn and max(drawn) > WIDE * min(drawn) > 0:
+    if metric.endswith(("loss", "ppl")) and drawn and max(drawn) > WIDE * min(drawn) > 0:
         # Curves that diverge leave the plot, so that the other curves remain readable.
         ax.set_yscale("log")
         ax.set_ylim(0.9 * min(drawn), 1.1 * min(max(drawn), EXPLODED * min(drawn)))

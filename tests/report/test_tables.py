@@ -359,9 +359,12 @@ def panel(runs: list[Run], *models: str, metric: str = "valid/loss", **options) 
     return ax
 
 
-def test_an_exploding_loss_has_a_logarithmic_axis_that_others_determine_and_the_table_shows_its_order_of_magnitude():
-    runs = [a_run("lstm", {0: 4.0, 1: 3.0, 2: 2.0}), a_run("bn_lstm", {0: 5.0, 1: 3e17, 2: 2e17})]
-    ax = panel(runs, "lstm", "bn_lstm")
+@pytest.mark.parametrize("metric", ["valid/loss", "valid/ppl"])
+def test_an_exploding_loss_has_a_logarithmic_axis_that_others_determine_and_the_table_shows_its_order_of_magnitude(
+    metric: str,
+):
+    runs = [a_run("lstm", {0: 4.0, 1: 3.0, 2: 2.0}, metric), a_run("bn_lstm", {0: 5.0, 1: 3e17, 2: 2e17}, metric)]
+    ax = panel(runs, "lstm", "bn_lstm", metric=metric)
     assert ax.get_yscale() == "log" and ax.get_ylim() == pytest.approx((0.9 * 2.0, 1.1 * 1000 * 2.0))
     assert tables.spread([3e17], 1) == "3e+17 (n=1)" and tables.spread([123456.0], 1) == "123,456.0 (n=1)"
 
