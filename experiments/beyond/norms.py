@@ -188,10 +188,17 @@ def render(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Plot one panel per task and one of the cost. Seeds are small marks, means large ones; zoneout is hollow."""
-    fig, axes = plt.subplots(2, 3, figsize=(12, 6.5), sharey=True)
+    """Plot a panel for each task that has runs, and one of the cost.
+
+    Seeds are small marks, means large ones. Marks of zoneout are hollow.
+    """
+    tasks = [task for task in TASKS if any(result["scores"][task.data].values())]
+    width = 3 if len(tasks) > 3 else 2
+    fig, axes = plt.subplots(2, width, figsize=(6 + 2 * width, 7), sharey=True)
     panels = list(axes.flat)
-    for ax, task in zip(panels, TASKS, strict=False):
+    for unused in panels[len(tasks) + 1 :]:
+        unused.remove()
+    for ax, task in zip(panels, tasks, strict=False):
         for place, (model, ending) in enumerate(ROWS):
             values = [task.metric.scale * value for value in reached(result, task, f"{model}{ending}")]
             style: dict[str, Any] = {"color": look(model).color, "markerfacecolor": "none" if ending else None}
@@ -201,10 +208,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
         ax.set_xlabel(task.title.replace(", ", "\n", 1))
     for task, marker in zip(TIMED, ("o", "s", "^"), strict=True):
         cost = [factor(result, task, f"{model}{ending}") for model, ending in ROWS]
-        panels[-1].plot(cost, range(len(ROWS)), marker, color="black", markerfacecolor="none",
+        panels[len(tasks)].plot(cost, range(len(ROWS)), marker, color="black", markerfacecolor="none",
                         label=label("data", task.data))  # fmt: skip
-    panels[-1].set_xlabel("time of a training step\nwithout norm and zoneout = 1")
-    panels[-1].legend()
+    panels[len(tasks)].set_xlabel("time of a training step\nwithout norm and zoneout = 1")
+    panels[len(tasks)].legend(loc="upper center", bbox_to_anchor=(0.5, -0.27))
     names = [f"{NORMS[model]}{', zoneout' if ending else ''}" for model, ending in ROWS]
     panels[0].set_yticks(range(len(ROWS)), names)
     panels[0].invert_yaxis()
