@@ -196,6 +196,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     width = 3 if len(tasks) > 3 else 2
     fig, axes = plt.subplots(2, width, figsize=(6 + 2 * width, 7), sharey=True)
     panels = list(axes.flat)
+    of_cost = panels[len(tasks)]
     for unused in panels[len(tasks) + 1 :]:
         unused.remove()
     for ax, task in zip(panels, tasks, strict=False):
@@ -208,10 +209,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
         ax.set_xlabel(task.title.replace(", ", "\n", 1))
     for task, marker in zip(TIMED, ("o", "s", "^"), strict=True):
         cost = [factor(result, task, f"{model}{ending}") for model, ending in ROWS]
-        panels[len(tasks)].plot(cost, range(len(ROWS)), marker, color="black", markerfacecolor="none",
-                        label=label("data", task.data))  # fmt: skip
-    panels[len(tasks)].set_xlabel("time of a training step\nwithout norm and zoneout = 1")
-    panels[len(tasks)].legend(loc="upper center", bbox_to_anchor=(0.5, -0.27))
+        of_cost.plot(cost, range(len(ROWS)), marker, color="black", markerfacecolor="none",
+                     label=label("data", task.data))  # fmt: skip
+    of_cost.set_xlabel("time of a training step\nwithout norm and zoneout = 1")
+    of_cost.legend(loc="upper center", bbox_to_anchor=(0.5, -0.27))
     names = [f"{NORMS[model]}{', zoneout' if ending else ''}" for model, ending in ROWS]
     panels[0].set_yticks(range(len(ROWS)), names)
     panels[0].invert_yaxis()
