@@ -22,6 +22,7 @@ WHOLE_RUNS = ("tests/training/", "tests/commands/", "tests/stress/", "tests/test
 @pytest.fixture(autouse=True)
 def _deterministic(request):
     torch.set_num_threads(1)
+    torch.set_flush_denormal(False)  # a test that trained before has set it
     torch.manual_seed(0)
     whole = request.node.nodeid.startswith(WHOLE_RUNS)
     with without_shape_checks() if whole else nullcontext():
