@@ -34,6 +34,11 @@ KEY_LABELS = {"optim.lr": "learning rate", "model.layer.gamma_init": "initial ga
 LABELED = ("model", "data")  # nodes that may have a label; the label of a setting is a top-level key
 
 
+def from_yaml(text: str) -> Any:
+    """The content of a YAML text of this project. The fast loader crashes if a text is nested very deeply."""
+    return yaml.load(text, LOADER)
+
+
 def compose_config(*overrides: str, hydra: bool = False) -> DictConfig:
     """The configuration that `python -m bnrnn.train` would use with these overrides."""
     with initialize_config_dir(str(CONF), version_base="1.3"), checking_files():
@@ -45,7 +50,7 @@ def check_files() -> None:
     remedy, what = "restore it with git, or install bnrnn again", "a configuration file"
     for path in sorted(CONF.rglob("*.yaml")):
         with reading(path, remedy, what):
-            content = yaml.load(read_text(path, remedy, what), LOADER)
+            content = from_yaml(read_text(path, remedy, what))
             if path.stem.startswith("campaign"):  # a list of entries (bnrnn.training.progress)
                 continue
             if not isinstance(content, dict):
@@ -97,7 +102,7 @@ def sweep(key: str) -> dict[str, list[str]]:
         raise BnrnnError(
             f"experiment={key} is unknown: {path.relative_to(ROOT)} does not exist; use a file in conf/experiment/"
         )
-    sweeper = yaml.safe_load(path.read_text()).get("hydra", {}).get("sweeper", {})
+    sweeper = from_yaml(path.read_text()).get("hydra", {}).get("sweeper", {})
     return grid_of(f"{key}={values}" for key, values in sweeper.get("params", {}).items())
 
 
@@ -148,7 +153,7 @@ def check_targets(record: Any, path: Path) -> None:
 @cache
 def target_of(group: str, option: str) -> str:
     """The import path of the class of an option, such as model=captioner/rhn, from its file or one that it extends."""
-    content = yaml.safe_load((CONF / group / f"{option}.yaml").read_text())
+    content = from_yaml((CONF / group / f"{option}.yaml").read_text())
     if "_target_" in content:
         return content["_target_"]
     parents = [d for d in content["defaults"] if isinstance(d, str) and d != "_self_"]
@@ -176,4 +181,4 @@ def key_label(key: str) -> str:
 def label(group: str, option: str) -> str:
     """The label of an option of a config group, such as model=bn_lstm, or its name if it has no label."""
     path = CONF / group / f"{option}.yaml"
-    return yaml.safe_load(path.read_text()).get("label", option) if path.exists() else option
+    return from_yaml(path.read_text()).get("label", option) if path.exists() else option

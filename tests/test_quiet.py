@@ -96,6 +96,7 @@ def test_a_campaign_and_what_reads_its_runs_contact_nobody(tmp_path):
     assert set(noted) == {"watched"}
 
 
+# These are `make check`, `make doctor` and `make site`. Checks of a change need not run them once more.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
@@ -106,7 +107,7 @@ def test_a_campaign_and_what_reads_its_runs_contact_nobody(tmp_path):
     ],
     ids=["tables", "doctor", "site"],
 )
-def test_pages_the_doctor_and_the_site_contact_nobody(tmp_path, arguments):
+def test_pages_the_doctor_and_the_site_succeed_and_contact_nobody(tmp_path, arguments):
     noted = sockets_of(tmp_path, *(tmp_path / "out" if a == "OUT" else a for a in arguments))
     assert set(noted) == {"watched"}
 

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import yaml
-
-from bnrnn.config import CONF, grid_of, sweep
+from bnrnn.config import CONF, from_yaml, grid_of, sweep
 from bnrnn.report.claim_types import REMARKS, Analysis, Claim, ClaimTest, Paper, PaperEntry, Side, Table, text_of
 from bnrnn.report.claims import WHAT, check_metric
 from bnrnn.report.rules import PROPERTY, RULES
@@ -130,7 +128,7 @@ def _is_positive(value: str) -> bool:
 def _in_campaign(key: str) -> dict[str, list[str]]:
     """The values that the campaign gives to options of an experiment, also to those that its grid does not have."""
     values: dict[str, list[str]] = {}
-    for entry in yaml.safe_load((CONF / "campaign.yaml").read_text()):
+    for entry in from_yaml((CONF / "campaign.yaml").read_text()):
         for name, found in grid_of(entry.get("overrides", [])).items() if entry["experiment"] == key else ():
             values.setdefault(name, []).extend(found)
     return values

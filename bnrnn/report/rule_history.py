@@ -4,9 +4,7 @@ import subprocess
 from collections.abc import Iterable
 from functools import cache
 
-import yaml
-
-from bnrnn.config import ROOT
+from bnrnn.config import ROOT, from_yaml
 from bnrnn.report.claim_types import text_of
 from bnrnn.report.markdown import NONE
 from bnrnn.report.outcome import JudgedTest
@@ -70,7 +68,7 @@ def _history(paper: str) -> list[tuple[str, set[tuple[str, str]]]]:
     """The tests of a paper at every commit that changed its claims, the oldest first."""
     path, history = f"experiments/{paper}/claims.yaml", []
     for commit in (_git("log", "--reverse", "--format=%h", "--abbrev=7", "--", path) or "").split():
-        content = yaml.safe_load(_git("show", f"{commit}:{path}") or "") or {}
+        content = from_yaml(_git("show", f"{commit}:{path}") or "") or {}
         claims = (content.get("claims") or {}).items()
         tests = {(name, text_of(test)) for name, claim in claims for test in claim["tests"]}
         history.append((commit, tests))

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from bnrnn.config import CONF, compose_config, grid_of, sweep
+from bnrnn.config import CONF, compose_config, from_yaml, grid_of, sweep
 from bnrnn.errors import BnrnnError
 from bnrnn.training.search import apply_trial
 
@@ -76,7 +75,7 @@ def expand(arguments: list[str]) -> list[Cell]:
     overrides, unnamed = _parsed(arguments), _unnamed()
     _check_folders(overrides)
     check_named(arguments)
-    root = yaml.safe_load((CONF / "train.yaml").read_text())
+    root = from_yaml((CONF / "train.yaml").read_text())
     out_dir = next((str(o.value()) for o in reversed(overrides) if o.key_or_group == "out_dir"), root["out_dir"])
     budget = next(d["budget"] for d in root["defaults"] if "budget" in d)
     choices = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
@@ -110,7 +109,7 @@ def _parsed(arguments: list[str]) -> list[Override]:
 
 def _unnamed() -> list[str]:
     """The options that do not name the folder of a run."""
-    root = yaml.safe_load((CONF / "train.yaml").read_text())
+    root = from_yaml((CONF / "train.yaml").read_text())
     return root["hydra"]["job"]["config"]["override_dirname"]["exclude_keys"]
 
 

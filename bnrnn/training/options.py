@@ -14,11 +14,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-import yaml
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from bnrnn.config import CONF, GROUPS, checking_files, compose_config
+from bnrnn.config import CONF, GROUPS, checking_files, compose_config, from_yaml
 from bnrnn.errors import BnrnnError, first_line
 from bnrnn.training.optim import LARGEST
 from bnrnn.training.pairs import options
@@ -236,7 +235,7 @@ def _nearest(key: str, known: list[str]) -> str:
 
 
 def _base_keys() -> list[str]:
-    base = yaml.safe_load(Path(CONF, "train.yaml").read_text())
+    base = from_yaml(Path(CONF, "train.yaml").read_text())
     return list(flat({k: v for k, v in base.items() if k not in ("defaults", "hydra")}))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from hydra.errors import HydraException
 
-from bnrnn.config import CONF
+from bnrnn.config import CONF, from_yaml
 from bnrnn.errors import BnrnnError
 from bnrnn.system.files import reading
 from bnrnn.system.locks import is_being_trained
@@ -89,7 +89,7 @@ def load_entries(path: Path, out_dir: Path, device: str = "") -> list[Entry]:
     Raises BnrnnError for a file that cannot be read and for invalid entries.
     """
     try:
-        entries = yaml.safe_load(path.read_text())
+        entries = yaml.safe_load(path.read_text())  # not with from_yaml: the file may be nested in any way
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise BnrnnError(f"file={path} cannot be read ({error}): use a campaign such as conf/campaign.yaml") from None
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
@@ -213,4 +213,4 @@ def _but_seed(overrides: dict[str, str]) -> set[tuple[str, str]]:
 
 @cache
 def _read(name: str) -> dict[str, Any]:
-    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    return from_yaml((CONF / f"{name}.yaml").read_text())
