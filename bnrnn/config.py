@@ -35,7 +35,7 @@ LABELED = ("model", "data")  # nodes that may have a label; the label of a setti
 
 
 def from_yaml(text: str) -> Any:
-    """The content of a YAML text of this project. The fast loader crashes if a text is nested very deeply."""
+    """The content of a YAML text of this project, not of a user: the fast loader crashes on very deep nesting."""
     return yaml.load(text, LOADER)
 
 

@@ -96,7 +96,7 @@ def test_a_campaign_and_what_reads_its_runs_contact_nobody(tmp_path):
     assert set(noted) == {"watched"}
 
 
-# These are `make check`, `make doctor` and `make site`. Checks of a change need not run them once more.
+# These are `make check`, `make doctor` and `make site`, so `.ci/run` does not call `make check` and `make site` itself.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",

@@ -89,7 +89,7 @@ def load_entries(path: Path, out_dir: Path, device: str = "") -> list[Entry]:
     Raises BnrnnError for a file that cannot be read and for invalid entries.
     """
     try:
-        entries = yaml.safe_load(path.read_text())  # not with from_yaml: the file may be nested in any way
+        entries = yaml.safe_load(path.read_text())  # the fast loader could crash on a user's file
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise BnrnnError(f"file={path} cannot be read ({error}): use a campaign such as conf/campaign.yaml") from None
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
